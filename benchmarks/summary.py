@@ -48,6 +48,7 @@ TITLES = {  # by file, or by the benchmark that wrote it
     "jax_ops": "ops for JAX",
     "compile_backend": '`torch.compile(backend="kernel_pytorch")`',
     "paged_attention": "attention over pages",
+    "mla_decode": "attention over latent rows (MLA)",
     "quantized_matmul": "products with weights in few bits",
     "few_rows": "linear layers of 1 to 16 rows",
     "fp8_linear": "layers and a block in FP8",

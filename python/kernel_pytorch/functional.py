@@ -40,7 +40,7 @@ from ._ops.matmul import matmul
 from ._ops.mean_pooling import chunk_mean_pool, mean_pool
 from ._ops.moe import Routing, moe_combine, moe_mlp, route, route_chosen
 from ._ops.norm_rope import norm_rope
-from ._ops.paged_attention import append_kv, paged_attention
+from ._ops.paged_attention import append_kv, mla_decode, paged_attention
 from ._ops.quantized_matmul import QuantizedWeight, dequantize_weight, quantize_weight, quantized_matmul
 from ._ops.rms_norm import add_rms_norm, rms_norm
 from ._ops.rope import rope, rope_, rope_frequencies, rope_from_frequencies, rope_tables
@@ -84,6 +84,7 @@ __all__ = [
     "log_softmax_",
     "matmul",
     "mean_pool",
+    "mla_decode",
     "mlp",
     "moe_combine",
     "moe_mlp",

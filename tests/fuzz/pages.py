@@ -132,6 +132,54 @@ def _dense(
     return output
 
 
+@generates("mla_decode")
+def mla_decode(d: Draw, name: str) -> Case:
+    dtype = d.dtype(double=False)
+    requests, heads, page_size = d.between(1, 4), d.choice((1, 5, 16, 40)), d.choice((1, 3, 16))
+    is_code = d.maybe(0.3)
+    size, rope = (128 * d.between(1, 2), d.choice((8, 16))) if is_code else (d.choice((8, 64, 512)), d.choice((8, 64)))
+    longest = d.choice((1, 20, 150))
+    table = -(-longest // page_size)
+    pages = max(1, d.between(1, requests * table))
+    latent, columns = d.normal((pages, page_size, size), dtype), d.normal((pages, page_size, rope), dtype)
+    cache: Any = torch.cat([latent, columns], -1)
+    rows = cache.double()
+    if is_code:
+        scale = torch.rand(pages, page_size, size // 128, generator=d.generator) + 0.5
+        codes = latent.to(torch.float8_e4m3fn)
+        parts = (codes, scale, columns)
+        cache = torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1)
+        rows = torch.cat([codes.double() * scale.double().repeat_interleave(128, -1), columns.double()], -1)
+    lengths = [d.between(0, longest) for _ in range(requests)]
+    tables = torch.randint(0, pages, (requests, table), generator=d.generator, dtype=torch.int32)
+    if d.maybe(0.3):
+        tables[torch.rand(tables.shape, generator=d.generator) < 0.1] = -1
+    counts = [d.choice((0, 1, 2, 5)) for _ in range(requests)]
+    query = d.normal((sum(counts), heads, size + rope), dtype)
+    options: dict[str, Any] = {"head_size_v": size, "causal": d.maybe(0.8), "batch_invariant": d.maybe(0.3)}
+    keys = rows[:, :, None]
+    expected = _dense(query, keys, keys[..., :size], tables, lengths, counts, options)
+    args: tuple[Any, ...] = (query, cache, tables, torch.tensor(lengths, dtype=torch.int32))
+    if not options["causal"] and d.maybe():  # the same keys by a list for each token
+        places = torch.arange(table * page_size)
+        slots = torch.where(tables[:, places // page_size] < 0, -1, tables[:, places // page_size] * page_size)
+        slots = torch.where(slots < 0, -1, slots + places % page_size)
+        slots = torch.where(places < args[3][:, None], slots, -1).to(torch.int32)
+        args = (query, cache)
+        options["indices"] = slots.repeat_interleave(torch.tensor(counts), dim=0)
+    else:
+        options["cu_seqlens_q"] = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+        options["max_seqlen_q"] = max(counts)
+    largest = max(float(expected.abs().max()) if expected.numel() else 0.0, 1.0)
+
+    def check(output: Tensor, case: Case) -> str | None:
+        bound = {torch.float32: 3e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}[dtype] * largest
+        off = float((output.double() - expected).abs().max()) if output.numel() else 0.0
+        return f"a value is off by {off}, {bound} is allowed" if not off <= bound else None
+
+    return Case(args, options, check=check, gradients=False)
+
+
 @generates("append_kv")
 def append_kv(d: Draw, name: str) -> Case:
     dtype = d.dtype(double=False)

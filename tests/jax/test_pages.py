@@ -54,6 +54,23 @@ def test_append_kv_writes_donated_caches():
     np.testing.assert_array_equal(np.asarray(made).reshape(48, 2, 16), expected)
 
 
+def test_mla_decode_is_paged_attention_with_one_key_head():
+    random = np.random.default_rng(1)
+    cache = jnp.asarray(random.standard_normal((12, 4, 24)), jnp.float32)
+    query = jnp.asarray(random.standard_normal((3, 5, 24)), jnp.float32)
+    _, _, _, tables, lengths = _batch()
+    keys = cache[:, :, None]
+    expected, lse = kp.paged_attention(query, keys, keys[..., :16], tables, lengths, return_lse=True)
+    attend = jax.jit(lambda *a: kp.mla_decode(*a, head_size_v=16, return_lse=True))
+    for given in (cache, (cache[..., :16], cache[..., 16:])):
+        found = attend(query, given, tables, lengths)
+        np.testing.assert_allclose(found[0], expected, atol=1e-6)
+        np.testing.assert_allclose(found[1], lse, atol=1e-6)
+    slots = tables[:, :, None] * 4 + jnp.arange(4)
+    slots = jnp.where(jnp.arange(16) < lengths[:, None], slots.reshape(3, 16), -1)
+    np.testing.assert_allclose(kp.mla_decode(query, cache, indices=slots, head_size_v=16), expected, atol=1e-6)
+
+
 def test_refusals():
     query, keys, values, tables, lengths = _batch()
     with pytest.raises(ValueError, match="cache_layout"):

@@ -266,6 +266,9 @@ def _pages() -> None:
     )  # fmt: skip
     new = torch.randn(2, 1, 8)
     functional.append_kv(new, new.clone(), cache, cache.clone(), torch.tensor([5, 1]), **scales)
+    plain = (torch.randn(2, 2, 8), cache, cache.clone(), tables, lengths)
+    functional.paged_attention(*plain, out=torch.empty(2, 2, 8), return_lse=True)
+    functional.mla_decode(torch.randn(2, 2, 8), cache[:, :, 0], tables, lengths, head_size_v=6, return_lse=True)
 
 
 def _optimizer(seed: Tensor) -> None:

@@ -46,9 +46,11 @@ def test_layouts_are_views_of_the_same_cache():
     first = [cache.transpose(1, 2).contiguous() for cache in (keys, values)]
     assert torch.equal(functional.paged_attention(query, *first, tables, lengths, cache_layout="hnd"), expected)
     pool = torch.stack([keys, values], dim=1)  # one tensor, keys and values of a page in turns
-    out = torch.empty_like(expected)
-    assert functional.paged_attention(query, pool[:, 0], pool[:, 1], tables, lengths, out=out) is out
-    assert torch.equal(out, expected)
+    wide = torch.full((*expected.shape[:2], 100), 7.0)  # written where it is, other columns stay
+    out = wide[..., : expected.shape[2]]
+    found, lse = functional.paged_attention(query, pool[:, 0], pool[:, 1], tables, lengths, out=out, return_lse=True)
+    assert found is out and torch.equal(out, expected) and bool((wide[..., expected.shape[2] :] == 7).all())
+    assert torch.equal(lse, functional.paged_attention(query, keys, values, tables, lengths, return_lse=True)[1])
 
 
 def test_a_cache_that_is_appended_to_is_the_cache_of_all_tokens():
@@ -60,6 +62,43 @@ def test_a_cache_that_is_appended_to_is_the_cache_of_all_tokens():
     eager = functional.paged_attention(query, keys, values, tables, torch.tensor([35], dtype=torch.int32))
     compiled = torch.compile(functional.paged_attention, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(query, keys, values, tables, torch.tensor([35], dtype=torch.int32)), eager)
+
+
+def latent_batch(dtype: torch.dtype = torch.bfloat16):
+    generator = torch.Generator().manual_seed(1)
+    cache = torch.randn(12, 16, 576, generator=generator).to(dtype)
+    tables = torch.randperm(12, generator=generator).view(3, 4).to(torch.int32)
+    return torch.randn(3, 16, 576, generator=generator).to(dtype), cache, tables, torch.tensor([40, 0, 64]).int()
+
+
+def test_latent_rows_in_656_bytes_are_codes_scales_and_rope():
+    query, cache, tables, lengths = latent_batch()
+    codes, scale = cache[..., :512].to(torch.float8_e4m3fn), torch.rand(12, 16, 4) + 0.5
+    parts = (codes, scale, cache[..., 512:].contiguous())
+    packed = torch.cat([part.view(torch.uint8) for part in parts], -1)
+    assert packed.shape[-1] == 656
+    found, lse = functional.mla_decode(query, packed, tables, lengths, return_lse=True)
+    assert torch.equal(found, functional.mla_decode(query, (codes, parts[2], scale), tables, lengths))
+    numbers = torch.cat([codes.float() * scale.repeat_interleave(128, -1), cache[..., 512:].float()], -1)
+    expected = functional.mla_decode(query.float(), numbers, tables, lengths)
+    assert (found - expected).abs().max() < 0.01
+    assert not found[1].any() and torch.isneginf(lse[:, 1]).all()  # a request without keys
+
+
+def test_indices_see_what_tables_see():
+    query, cache, tables, lengths = latent_batch()
+    places = torch.arange(64)
+    slots = tables[:, places // 16] * 16 + places % 16
+    slots = torch.where(places < lengths[:, None], slots, -1).int()
+    expected = functional.mla_decode(query, cache, tables, lengths)
+    cache.view(-1, 576)[int(slots[2, 5])] = torch.nan  # of a slot that is not in the list
+    slots[2, 5] = -1
+    found = functional.mla_decode(query, cache, indices=slots)
+    assert (found[:2] - expected[:2]).abs().max() < 0.01 and not found.isnan().any()
+    with pytest.raises(RuntimeError, match="leave out block_tables"):
+        functional.mla_decode(query, cache, tables, lengths, indices=slots)
+    with pytest.raises(ValueError, match="656 bytes"):
+        functional.mla_decode(query, torch.zeros(2, 16, 100, dtype=torch.uint8), tables, lengths)
 
 
 @pytest.mark.parametrize(

@@ -35,4 +35,11 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, const uint32
                : "memory");
 }
 
+// sm_75. An 8 x 8 matrix of 16-bit numbers, of which every lane holds two neighbours of row lane / 4, transposed.
+__device__ __forceinline__ uint32_t movmatrix_trans(uint32_t value) {
+  uint32_t result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(value));
+  return result;
+}
+
 }  // namespace kernel_pytorch::ptx

@@ -1,5 +1,6 @@
 // The kernels of paged attention, best first, references last, and the problems they are tested on.
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/ops/paged_attention/latent/operation.h"
 #include "kernel_pytorch/ops/paged_attention/operation.h"
 #include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
@@ -153,7 +154,7 @@ constexpr const char* kAppendShapes = R"(
 
 constinit const registry::Operation<Attend> kAttend = registry::declared<Attend, kAttendFields>(
     {.name = "paged_attention",
-     .kernels = registry::kernel_list<kAttendCuda, kAttendCudaRows, kAttendCpu, kAttendReference>,
+     .kernels = registry::kernel_list<kAttendSm90, kAttendCuda, kAttendCudaRows, kAttendCpu, kAttendReference>,
      .filling = filling,
      .set_trial_inputs = set_trial_inputs,
      .make = make_attend,
@@ -168,10 +169,13 @@ constinit const registry::Operation<Append> kAppend = registry::declared<Append,
      .check = check,
      .shapes = kAppendShapes});
 
-constexpr auto kDeclarations = registry::join(registry::plain<Attend, attend>("paged_attention", kAttendFields),
-                                              registry::plain<Append, append>("append_kv", kAppendFields));
+constexpr auto kDeclarations =
+    registry::join(registry::plain<Attend, attend>("paged_attention", kAttendFields),
+                   registry::plain<Attend, attend>("paged_attention_", kAttendFields, {.updated = "output lse"}),
+                   registry::plain<Append, append>("append_kv", kAppendFields),
+                   registry::plain<Latent, attend_latent>("mla_decode", kLatentFields));
 
 extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                                .operations = registry::erased<kAttend, kAppend>};
+                                                .operations = registry::erased<kAttend, kAppend, kLatent>};
 
 }  // namespace kernel_pytorch::paged_attention

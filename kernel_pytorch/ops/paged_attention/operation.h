@@ -13,7 +13,7 @@ void check(Append& problem, Device device);
 
 extern const registry::Operation<Attend> kAttend;
 extern const registry::Operation<Append> kAppend;
-extern const registry::Kernel<Attend> kAttendCuda, kAttendCudaRows, kAttendCpu, kAttendReference;
+extern const registry::Kernel<Attend> kAttendSm90, kAttendCuda, kAttendCudaRows, kAttendCpu, kAttendReference;
 extern const registry::Kernel<Append> kAppendCuda, kAppendCpu, kAppendReference;
 
 // The slot of a token; on the CPU, where one outside the cache is an error.

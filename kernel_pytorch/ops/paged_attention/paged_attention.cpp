@@ -3,7 +3,7 @@
 #include <string_view>
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/paged_attention/operation.h"
+#include "kernel_pytorch/ops/paged_attention/latent/operation.h"
 #include "kernel_pytorch/ops/support/indices_cuda.h"
 #include "kernel_pytorch/registry/choose.h"
 
@@ -80,16 +80,45 @@ struct Check {
 };
 
 // Offsets and lengths are read where the host can: a mistake in them would read other requests' memory.
-void check_offsets(const Attend& problem) {
+void check_offsets(std::string_view op, const Attend& problem) {
   if (problem.query.device.kind != DeviceKind::kCpu || problem.cu_seqlens_q.data == nullptr) return;
   const auto* offsets = problem.cu_seqlens_q.as<const int32_t>();
   const int64_t requests = problem.seq_lens.sizes[0];
   for (int64_t i = 0; i <= requests; ++i) {
     KP_CHECK(offsets[i] >= (i == 0 ? 0 : offsets[i - 1]) && (i > 0 || offsets[0] == 0) &&
                  offsets[i] <= problem.query.sizes[0],
-             "paged_attention: cu_seqlens_q[", i, "] is ", offsets[i], ", there are ", problem.query.sizes[0],
+             op, ": cu_seqlens_q[", i, "] is ", offsets[i], ", there are ", problem.query.sizes[0],
              " tokens; offsets must ascend from 0 up to that");
   }
+}
+
+// Tables, lengths and offsets of the requests that share `tokens`.
+void check_requests(const Check& check, const Attend& problem, int64_t tokens) {
+  check.check_present("block_tables", problem.block_tables);
+  KP_CHECK(problem.block_tables.rank == 2, check.op, ": block_tables has shape ",
+           shape_text(problem.block_tables.shape()), "; it must be [requests, pages of a request]");
+  const int64_t requests = problem.block_tables.sizes[0];
+  check.check_integers("block_tables", problem.block_tables, {requests, problem.block_tables.sizes[1]});
+  check.check_integers("seq_lens", problem.seq_lens, {requests});
+  KP_CHECK(problem.block_tables.sizes[1] * problem.key_cache.sizes[1] < int64_t{1} << 31, check.op,
+           ": block_tables names ", problem.block_tables.sizes[1], " pages of ", problem.key_cache.sizes[1],
+           " keys; a request has fewer than 2^31");
+  if (problem.cu_seqlens_q.is_present()) {
+    check.check_integers("cu_seqlens_q", problem.cu_seqlens_q, {requests + 1});
+    check_offsets(check.op, problem);
+  } else {
+    KP_CHECK(requests == 0 ? tokens == 0 : tokens % requests == 0, check.op, ": query has ", tokens, " tokens of ",
+             requests, " requests; it must have as many of each, or cu_seqlens_q must say how many");
+  }
+  KP_CHECK(problem.max_seqlen_q >= 0, check.op, ": max_seqlen_q is ", problem.max_seqlen_q, "; it must be at least 0");
+}
+
+void check_lse(const Check& check, const TensorView& lse, int64_t heads, int64_t tokens) {
+  if (!lse.is_present()) return;
+  check.check_present("lse", lse);
+  KP_CHECK(lse.dtype == DType::kFloat32 && is_contiguous(lse), check.op, ": lse is ", lse,
+           "; it must be fp32 and contiguous");
+  check.check_sizes("lse", lse, {heads, tokens});
 }
 
 }  // namespace
@@ -111,24 +140,8 @@ void check(Attend& problem, Device device) {
            problem.query.sizes[2], ", key_cache has ", problem.key_cache.sizes[3], "; they must be equal");
   KP_CHECK(key_heads > 0 ? heads % key_heads == 0 : heads == 0, "paged_attention: query has ", heads,
            " heads, the caches have ", key_heads, "; it must have a multiple of theirs");
-  check.check_present("block_tables", problem.block_tables);
-  KP_CHECK(problem.block_tables.rank == 2, "paged_attention: block_tables has shape ",
-           shape_text(problem.block_tables.shape()), "; it must be [requests, pages of a request]");
+  check_requests(check, problem, problem.query.sizes[0]);
   const int64_t requests = problem.block_tables.sizes[0], tokens = problem.query.sizes[0];
-  check.check_integers("block_tables", problem.block_tables, {requests, problem.block_tables.sizes[1]});
-  check.check_integers("seq_lens", problem.seq_lens, {requests});
-  KP_CHECK(problem.block_tables.sizes[1] * problem.key_cache.sizes[1] < int64_t{1} << 31,
-           "paged_attention: block_tables names ", problem.block_tables.sizes[1], " pages of ",
-           problem.key_cache.sizes[1], " keys; a request has fewer than 2^31");
-  if (problem.cu_seqlens_q.is_present()) {
-    check.check_integers("cu_seqlens_q", problem.cu_seqlens_q, {requests + 1});
-    check_offsets(problem);
-  } else {
-    KP_CHECK(requests == 0 ? tokens == 0 : tokens % requests == 0, "paged_attention: query has ", tokens, " tokens of ",
-             requests, " requests; it must have as many of each, or cu_seqlens_q must say how many");
-  }
-  KP_CHECK(problem.max_seqlen_q >= 0, "paged_attention: max_seqlen_q is ", problem.max_seqlen_q,
-           "; it must be at least 0");
   if (problem.mask.is_present()) {
     check.check_present("mask", problem.mask);
     KP_CHECK(problem.mask.dtype == DType::kBool && problem.mask.rank == 3 && problem.mask.sizes[0] == requests &&
@@ -151,11 +164,61 @@ void check(Attend& problem, Device device) {
   check.check_sizes("output", problem.output, {tokens, heads, problem.value_cache.sizes[3]});
   KP_CHECK(problem.output.dtype == problem.query.dtype, "paged_attention: output is ", problem.output.dtype,
            ", query is ", problem.query.dtype, "; they must be equal");
-  if (!problem.lse.is_present()) return;
-  check.check_present("lse", problem.lse);
-  KP_CHECK(problem.lse.dtype == DType::kFloat32 && is_contiguous(problem.lse), "paged_attention: lse is ", problem.lse,
-           "; it must be fp32 and contiguous");
-  check.check_sizes("lse", problem.lse, {heads, tokens});
+  check_lse(check, problem.lse, heads, tokens);
+}
+
+void check(Latent& problem, Device device) {
+  const Check check{"mla_decode", device};
+  check.check_rows("query", problem.query);
+  const auto check_cache = [&](std::string_view name, const TensorView& cache) {
+    check.check_present(name, cache);
+    KP_CHECK(cache.rank == 3 && cache.sizes[1] > 0, "mla_decode: ", name, " has shape ", shape_text(cache.shape()),
+             "; it must be [pages, page_size, size]");
+    check.check_dense(name, cache);
+  };
+  check_cache("latent_cache", problem.latent_cache);
+  check_cache("rope_cache", problem.rope_cache);
+  const TensorView &latent = problem.latent_cache, &rope = problem.rope_cache;
+  const DType type = problem.query.dtype;
+  const bool is_code = latent.dtype == DType::kFloat8E4M3;
+  KP_CHECK(is_code || latent.dtype == type, "mla_decode: latent_cache is ", latent.dtype, ", query is ", type,
+           "; it must have that type, or e4m3");
+  KP_CHECK(rope.dtype == type, "mla_decode: rope_cache is ", rope.dtype, ", query is ", type, "; they must be equal");
+  KP_CHECK(latent.sizes[0] == rope.sizes[0] && latent.sizes[1] == rope.sizes[1], "mla_decode: latent_cache has shape ",
+           shape_text(latent.shape()), ", rope_cache ", shape_text(rope.shape()),
+           "; their pages and page sizes must be equal");
+  KP_CHECK(problem.query.sizes[2] == latent.sizes[2] + rope.sizes[2], "mla_decode: query has size ",
+           problem.query.sizes[2], ", the caches have ", latent.sizes[2], " and ", rope.sizes[2],
+           "; it must have as many as both together");
+  KP_CHECK(problem.latent_scale.is_present() == is_code, "mla_decode: latent_cache is ", latent.dtype,
+           is_code ? "; it needs latent_scale" : "; latent_scale is for e4m3");
+  if (is_code) {
+    check.check_present("latent_scale", problem.latent_scale);
+    KP_CHECK(problem.latent_scale.dtype == DType::kFloat32, "mla_decode: latent_scale is ", problem.latent_scale.dtype,
+             "; convert it to fp32");
+    KP_CHECK(latent.sizes[2] % kLatentScaleColumns == 0, "mla_decode: latent_cache has ", latent.sizes[2],
+             " columns in e4m3; they must be a multiple of ", kLatentScaleColumns);
+    check.check_sizes("latent_scale", problem.latent_scale,
+                      {latent.sizes[0], latent.sizes[1], latent.sizes[2] / kLatentScaleColumns});
+  }
+  const int64_t tokens = problem.query.sizes[0], heads = problem.query.sizes[1];
+  if (problem.indices.is_present()) {
+    KP_CHECK(!problem.block_tables.is_present() && !problem.seq_lens.is_present() && !problem.cu_seqlens_q.is_present(),
+             "mla_decode: indices name every key; leave out block_tables, seq_lens and cu_seqlens_q");
+    KP_CHECK(problem.indices.rank == 2, "mla_decode: indices have shape ", shape_text(problem.indices.shape()),
+             "; they must be [tokens, top]");
+    check.check_integers("indices", problem.indices, {tokens, problem.indices.sizes[1]});
+  } else {
+    KP_CHECK(problem.block_tables.is_present() && problem.seq_lens.is_present(),
+             "mla_decode: it needs block_tables and seq_lens, or indices");
+    Attend attend = attend_of(problem);
+    check_requests(check, attend, tokens);
+  }
+  check.check_rows("output", problem.output);
+  check.check_sizes("output", problem.output, {tokens, heads, latent.sizes[2]});
+  KP_CHECK(problem.output.dtype == type, "mla_decode: output is ", problem.output.dtype, ", query is ", type,
+           "; they must be equal");
+  check_lse(check, problem.lse, heads, tokens);
 }
 
 void check(Append& problem, Device device) {
@@ -226,6 +289,60 @@ void attend(const Attend& arguments, Context& context) {
   Attend problem = arguments;
   check(problem, context.device());
   registry::run_best(kAttend, problem, context);
+}
+
+bool has_even_pages(const Latent& problem) {
+  const auto is_even = [](const TensorView& cache) {
+    return cache.sizes[0] <= 1 || cache.strides[0] == cache.sizes[1] * cache.strides[1];
+  };
+  return is_even(problem.latent_cache) && is_even(problem.rope_cache) &&
+         (!problem.latent_scale.is_present() || is_even(problem.latent_scale));
+}
+
+Attend attend_of(const Latent& problem) {
+  const auto with_head = [](TensorView cache) {
+    cache.sizes[3] = cache.sizes[2];
+    cache.strides[3] = cache.strides[2];
+    cache.sizes[2] = 1;
+    cache.strides[2] = cache.sizes[3];
+    cache.rank = 4;
+    return cache;
+  };
+  const auto by_slots = [](TensorView cache) {
+    if (!cache.is_present()) return cache;
+    cache.sizes[0] *= cache.sizes[1];
+    cache.strides[0] = cache.strides[1];
+    cache.sizes[1] = 1;
+    return cache;
+  };
+  Attend attend{.query = problem.query,
+                .key_cache = with_head(problem.latent_cache),
+                .value_cache = with_head(problem.rope_cache),
+                .block_tables = problem.block_tables,
+                .seq_lens = problem.seq_lens,
+                .cu_seqlens_q = problem.cu_seqlens_q,
+                .key_scale = problem.latent_scale,
+                .causal = problem.causal,
+                .scale = problem.scale,
+                .max_seqlen_q = problem.max_seqlen_q,
+                .batch_invariant = problem.batch_invariant,
+                .output = problem.output,
+                .lse = problem.lse};
+  if (!problem.indices.is_present()) return attend;
+  attend.key_cache = by_slots(attend.key_cache);
+  attend.value_cache = by_slots(attend.value_cache);
+  attend.key_scale = by_slots(attend.key_scale);
+  attend.block_tables = problem.indices;
+  attend.seq_lens = {};
+  attend.seq_lens.sizes[0] = problem.query.sizes[0];  // as many as the table has, each
+  attend.causal = false;
+  return attend;
+}
+
+void attend_latent(const Latent& arguments, Context& context) {
+  Latent problem = arguments;
+  check(problem, context.device());
+  registry::run_best(kLatent, problem, context);
 }
 
 void append(const Append& arguments, Context& context) {

@@ -15,6 +15,12 @@
 //   lse, output as in attention/attention.h, with sinks counted once. Nothing kept: output 0, lse -inf (or the sink).
 // Tokens past the last offset belong to nobody: output 0, lse -inf. Query heads are a multiple of key heads.
 //
+// attend_latent (MLA, after absorption): all heads share one key, a latent row followed by a rope row, and the latent
+// row is its value too: score = scale * (dot(query[:value_size], latent) + dot(query[value_size:], rope)). The two
+// caches may be views of one, [pages, page_size, 576]. Latent rows in e4m3 have a scale for each 128 columns: views of
+// 656 bytes a token (512 codes, 4 scales, 64 numbers of rope). indices [tokens, top] in place of tables and lengths:
+// token t sees the slots indices[t, i] = page * page_size + row alone, -1 is none.
+//
 // append: row t of key and value goes to slot slots[t] = page * page_size + row of its cache; -1 goes nowhere. A cache
 // in FP8 or int8 holds value / scale, to nearest even, saturated.
 //
@@ -71,7 +77,42 @@ inline constexpr auto kAttendFields = fields<Attend>(
     option<&Attend::window_right>(), option<&Attend::max_seqlen_q>({.symbolic = true}),
     option<&Attend::batch_invariant>({.key = KeyPart::kValue}),
     output<&Attend::output>({.shape = "tokens heads value_size", .dtype = "query"}),
-    output<&Attend::lse>({.shape = "heads tokens", .dtype = "fp32", .wanted = "return_lse", .trial = "lse"}));
+    output<&Attend::lse>(
+        {.shape = "heads tokens", .dtype = "fp32", .wanted = "return_lse", .optional = true, .trial = "lse"}));
+
+struct Latent {
+  TensorView query{};                     // [tokens, heads, value_size + rope_size]
+  TensorView latent_cache{};              // [pages, page_size, value_size]
+  TensorView rope_cache{};                // [pages, page_size, rope_size], the query's type
+  TensorView latent_scale{};              // with latent_cache in e4m3: fp32 [pages, page_size, value_size / 128]
+  TensorView block_tables{}, seq_lens{};  // as in Attend; absent with indices
+  TensorView cu_seqlens_q{};              // optional, as in Attend
+  TensorView indices{};                   // optional: int32 [tokens, top]
+  bool causal = true;
+  std::optional<double> scale{};  // none: (value_size + rope_size) ** -0.5
+  int64_t max_seqlen_q = 0;
+  bool batch_invariant = false;
+  TensorView output{};  // [tokens, heads, value_size], dense last dimension
+  TensorView lse{};     // optional: fp32 [heads, tokens], contiguous
+};
+
+inline constexpr auto kLatentFields = fields<Latent>(
+    input<&Latent::query>({.shape = "tokens heads size", .leads = true, .memory = MemoryLayout::kDenseLast}),
+    input<&Latent::latent_cache>(
+        {.shape = "pages page_size value_size", .memory = MemoryLayout::kDenseLast, .key = KeyPart::kSizes}),
+    input<&Latent::rope_cache>(
+        {.shape = "pages page_size rope_size", .memory = MemoryLayout::kDenseLast, .key = KeyPart::kSizes}),
+    optional_input<&Latent::latent_scale>({.dtype = "fp32", .content = "positive"}),
+    optional_input<&Latent::block_tables>(
+        {.shape = "requests table", .dtype = "int32", .memory = MemoryLayout::kContiguous, .key = KeyPart::kSizes}),
+    optional_input<&Latent::seq_lens>({.shape = "requests", .dtype = "int32", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Latent::cu_seqlens_q>({.dtype = "int32", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Latent::indices>(
+        {.shape = "tokens top", .dtype = "int32", .memory = MemoryLayout::kContiguous, .key = KeyPart::kSizes}),
+    option<&Latent::causal>({.key = KeyPart::kValue}), option<&Latent::scale>(),
+    option<&Latent::max_seqlen_q>({.symbolic = true}), option<&Latent::batch_invariant>({.key = KeyPart::kValue}),
+    output<&Latent::output>({.shape = "tokens heads value_size", .dtype = "query"}),
+    output<&Latent::lse>({.shape = "heads tokens", .dtype = "fp32", .wanted = "return_lse", .trial = "lse"}));
 
 struct Append {
   TensorView key{}, value{};              // [tokens, key_heads, size or value_size]
@@ -93,6 +134,7 @@ inline constexpr auto kAppendFields = fields<Append>(
 // Throw Error{kInvalidArgument} naming the argument, both values and the cure. On the CPU a page or slot outside the
 // cache is an error; a GPU takes it for -1.
 KP_EXPORT void attend(const Attend& arguments, Context& context);
+KP_EXPORT void attend_latent(const Latent& arguments, Context& context);
 KP_EXPORT void append(const Append& arguments, Context& context);
 
 }  // namespace kernel_pytorch::paged_attention

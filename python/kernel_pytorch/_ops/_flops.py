@@ -74,6 +74,12 @@ def _paged(arguments: Arguments) -> Any:
     return 2.0 * (query.numel() + query.shape[0] * query.shape[1] * value.shape[3]) * keys
 
 
+def _latent(arguments: Arguments) -> Any:
+    query, latent, indices = arguments["query"], arguments["latent_cache"], arguments.get("indices")
+    keys = arguments["block_tables"].shape[1] * latent.shape[1] if indices is None else indices.shape[1]
+    return 2.0 * (query.numel() + query.shape[0] * query.shape[1] * latent.shape[2]) * keys
+
+
 def _grouped(arguments: Arguments) -> Any:
     """Every row by one matrix; rows in no group are counted too, their number being the device's."""
     groups = max(1, arguments["b"].shape[0])
@@ -135,6 +141,8 @@ _FORMULAS: dict[str, Formula] = {
     "attention_backward": lambda arguments: 2.5 * attention_flops(arguments),
     "attention_part_": attention_flops,
     "paged_attention": _paged,
+    "paged_attention_": _paged,
+    "mla_decode": _latent,
     "attention_part_backward_": lambda arguments: 2.5 * attention_flops(arguments),
 }
 

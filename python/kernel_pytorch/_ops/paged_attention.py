@@ -74,12 +74,12 @@ def paged_attention(
         mask: bool [requests, n, n] for drafts that form a tree: whether new token i sees new token j.
         key_scale, value_scale: of caches in few bits: a number, [key_heads], or [pages, page_size, key_heads].
         batch_invariant: the bits of a request do not depend on the others in the batch.
-        out: what the result is copied to.
+        out: where the result is written, [tokens, heads, value size].
         cache_layout: "nhd" (rows of a page before heads) or "hnd".
         return_lse: also the logarithms of the sums of exponentials, fp32 [heads, tokens], natural.
     """
     left, right = window_sides("paged_attention", window)
-    results = _attend(
+    arguments = (
         query,
         _cache("key_cache", "paged_attention", key_cache, cache_layout),
         _cache("value_cache", "paged_attention", value_cache, cache_layout),
@@ -98,12 +98,86 @@ def paged_attention(
         right,
         0 if max_seqlen_q is None else max_seqlen_q,
         batch_invariant,
+    )
+    if out is None:
+        output, lse = _attend(*arguments, return_lse)
+    else:
+        output, lse = out, None
+        if return_lse:
+            lse = torch.empty(query.shape[1], query.shape[0], dtype=torch.float32, device=query.device)
+        _attend_into(*arguments, output, lse)
+    return (output, lse) if return_lse else output
+
+
+def mla_decode(
+    query: Tensor,
+    cache: Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor],
+    block_tables: Tensor | None = None,
+    seq_lens: Tensor | None = None,
+    *,
+    head_size_v: int = 512,
+    indices: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    batch_invariant: bool = False,
+    return_lse: bool = False,
+) -> Any:
+    """Attention of multi-head latent attention over its cache of latent rows, all heads sharing one key.
+
+    A key is a latent row followed by its rope columns; the latent row is the value too. `query` is absorbed: its first
+    head_size_v columns are the query times the up-projection of keys. Without gradients.
+
+    Args:
+        query: [tokens, heads, head_size_v + rope columns], 576 for DeepSeek's layers.
+        cache: [pages, page_size, 576] of the query's type; or uint8 [pages, page_size, 656]: 512 codes in e4m3, a float
+            scale for each 128 of them, 64 rope columns of the query's type; or (latent, rope) or (codes, rope, scale).
+        block_tables, seq_lens: int32 [requests, pages of a request] and [requests], as in `paged_attention`.
+        head_size_v: columns of the latent row.
+        indices: int32 [tokens, top]: slots (page * page_size + row) that each token sees alone, -1 is none; in place of
+            block_tables and seq_lens.
+        cu_seqlens_q, max_seqlen_q: as in `paged_attention`.
+        causal: a token sees the keys up to its own position; indices say themselves what is seen.
+        scale: of the scores; None is (head_size_v + rope columns) ** -0.5. DeepSeek's is 192 ** -0.5.
+        batch_invariant: the bits of a request do not depend on the others in the batch.
+        return_lse: also the logarithms of the sums of exponentials, fp32 [heads, tokens], natural.
+    """
+    latent, rope, latent_scale = _latent_parts(cache, head_size_v, query.dtype)
+    output, lse = _attend_latent(
+        query,
+        latent,
+        rope,
+        latent_scale,
+        block_tables,
+        seq_lens,
+        cu_seqlens_q,
+        indices,
+        causal,
+        scale,
+        0 if max_seqlen_q is None else max_seqlen_q,
+        batch_invariant,
         return_lse,
     )
-    output, lse = results
-    if out is not None:
-        output = out.copy_(output)
     return (output, lse) if return_lse else output
+
+
+def _latent_parts(cache: Any, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
+    if isinstance(cache, tuple):
+        return (*cache, None) if len(cache) == 2 else cache
+    if cache.dtype != torch.uint8:
+        return cache[..., :size], cache[..., size:], None
+    scales = size + size // 128 * 4
+    if cache.shape[-1] <= scales or size % 128:
+        raise ValueError(
+            f"mla_decode: cache is uint8 {list(cache.shape)}; a token has head_size_v codes ({size}, a multiple of "
+            f"128), a scale for each 128 and rope columns, 656 bytes for 512 and 64"
+        )
+    return (
+        cache[..., :size].view(torch.float8_e4m3fn),
+        cache[..., scales:].view(dtype),
+        cache[..., size:scales].view(torch.float32),
+    )
 
 
 def append_kv(
@@ -138,4 +212,6 @@ def append_kv(
 
 
 _attend = without_gradient("paged_attention")
+_attend_into = without_gradient("paged_attention_", name="paged_attention")
 _append = without_gradient("append_kv")
+_attend_latent = without_gradient("mla_decode")

@@ -21,7 +21,7 @@ from .attentions.block_masks import (
     select_by_scores,
 )
 from .attentions.packed import attention_packed
-from .attentions.pages import append_kv, paged_attention
+from .attentions.pages import append_kv, mla_decode, paged_attention
 from .attentions.ring import merge_attention, ring_attention
 from .experts import (
     Routing,
@@ -133,6 +133,7 @@ __all__ = [
     "matmul",
     "mean_pool",
     "merge_attention",
+    "mla_decode",
     "mlp",
     "moe_combine",
     "moe_mlp",

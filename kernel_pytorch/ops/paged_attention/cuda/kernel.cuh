@@ -29,10 +29,10 @@ class Attention {
       : work_(work), arguments_(work.attend), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
-    const Workers workers(work_);
+    const Workers workers(work_, work_.plan);
     for (int64_t worker = blockIdx.x; worker < workers.count; worker += gridDim.x) {
       const int64_t end = workers.begin(worker + 1);
-      segment_ = segment_of<kTile>(work_, workers.begin(worker));
+      segment_ = segment_of<kTile>(work_, work_.plan, workers.begin(worker));
       for (int64_t unit = workers.begin(worker); unit < end;) {
         const int64_t after = segment_.first_unit + segment_.units, last = after < end ? after : end;
         begin_piece(static_cast<int32_t>(unit - segment_.first_unit), static_cast<int32_t>(last - segment_.first_unit));
@@ -83,7 +83,7 @@ class Attention {
   __device__ __forceinline__ int32_t row_count() const { return segment_.request.queries * group(); }
   __device__ __forceinline__ Row row_at(int32_t row) const {
     const int32_t query = static_cast<int32_t>(divide(static_cast<uint32_t>(row), arguments_.group_divider));
-    return {query, segment_.key_head * group() + row - query * group()};
+    return {query, segment_.head_group * group() + row - query * group()};
   }
 
   // The steps of a piece: those of its units that some row of the tile sees.
@@ -164,10 +164,10 @@ class Attention {
     const CacheArguments& cache = is_value ? arguments_.value : arguments_.key;
     const int32_t place = team_thread() % kTeamKeys, row = row_in_page(arguments_, own_key(step));
     (is_value ? value_offsets(index) : key_offsets(index))[place] =
-        page < 0 ? -1 : offset_in(cache, page, row, segment_.key_head);
+        page < 0 ? -1 : offset_in(cache, page, row, segment_.head_group);
     if constexpr (kIsCode<Cache>) {
       (is_value ? value_scales(index) : key_scales(index))[place] =
-          page < 0 ? 0.0f : scale_at(cache, page, row, segment_.key_head);
+          page < 0 ? 0.0f : scale_at(cache, page, row, segment_.head_group);
     }
     const uint32_t bits = __ballot_sync(0xffffffffu, page >= 0);
     if (!is_value && lane() == 0) presence(index)[place / 32] = bits & kAllThere;

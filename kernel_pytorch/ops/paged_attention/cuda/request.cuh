@@ -19,7 +19,8 @@ __device__ __forceinline__ Request request_at(const AttendArguments& arguments, 
     request.queries = arguments.cu_seqlens_q[index + 1] - request.first_query;
     request.queries = max(0, min(request.queries, arguments.tokens - request.first_query));
   }
-  request.keys = max(0, min(arguments.seq_lens[index], arguments.table * arguments.page_size));
+  request.keys = arguments.table * arguments.page_size;
+  if (arguments.seq_lens != nullptr) request.keys = max(0, min(arguments.seq_lens[index], request.keys));
   return request;
 }
 

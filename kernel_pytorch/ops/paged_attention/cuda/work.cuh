@@ -9,10 +9,14 @@ namespace kernel_pytorch::paged_attention {
 struct Units {
   int32_t row_tiles, keys;  // keys: units of one segment, at least 1
 
-  __device__ __forceinline__ int64_t all(int32_t key_heads) const {
-    return static_cast<int64_t>(row_tiles) * key_heads * keys;
+  __device__ __forceinline__ int64_t all(int32_t head_groups) const {
+    return static_cast<int64_t>(row_tiles) * head_groups * keys;
   }
 };
+template <Tile kTile>
+__device__ __forceinline__ int32_t head_groups(const WorkArguments& work) {
+  return work.attend.key_heads / kTile.heads;
+}
 template <Tile kTile>
 __device__ __forceinline__ Units units_of(const WorkArguments& work, const Request& request) {
   const AttendArguments& arguments = work.attend;
@@ -29,22 +33,22 @@ __device__ __forceinline__ Units units_of(const WorkArguments& work, const Reque
   return {row_tiles, max(1, static_cast<int32_t>((keys + step - 1) / step))};
 }
 
-// One block: the running numbers of units.
+// The running numbers of units, by one block of whole warps; all of its threads know them when this returns.
 template <Tile kTile>
-__global__ void __launch_bounds__(1024) plan(const __grid_constant__ WorkArguments work) {
+__device__ __forceinline__ void plan_in_block(const WorkArguments& work, int64_t* plan) {
   __shared__ int64_t totals[32];
   __shared__ int64_t before;
-  const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, threads = static_cast<int32_t>(blockDim.x);
   if (threadIdx.x == 0) {
     before = 0;
-    work.plan[0] = 0;
+    plan[0] = 0;
   }
   __syncthreads();
-  for (int32_t first = 0; first < work.attend.requests; first += 1024) {
+  for (int32_t first = 0; first < work.attend.requests; first += threads) {
     const int32_t index = first + static_cast<int32_t>(threadIdx.x);
     int64_t sum = 0;
     if (index < work.attend.requests) {
-      sum = units_of<kTile>(work, request_at(work.attend, index)).all(work.attend.key_heads);
+      sum = units_of<kTile>(work, request_at(work.attend, index)).all(head_groups<kTile>(work));
     }
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -55,26 +59,38 @@ __global__ void __launch_bounds__(1024) plan(const __grid_constant__ WorkArgumen
     __syncthreads();
     int64_t start = before;
     for (int i = 0; i < warp; ++i) start += totals[i];
-    if (index < work.attend.requests) work.plan[index + 1] = start + sum;
+    if (index < work.attend.requests) plan[index + 1] = start + sum;
     __syncthreads();
-    if (threadIdx.x == 1023) before = start + sum;
+    if (static_cast<int32_t>(threadIdx.x) == threads - 1) before = start + sum;
     __syncthreads();
   }
+}
+// The plan of a call: the one that was made before, or the block's own.
+template <Tile kTile>
+__device__ __forceinline__ const int64_t* plan_of(const WorkArguments& work, int64_t* own) {
+  if (work.plan != nullptr) return work.plan;
+  plan_in_block<kTile>(work, own);
+  return own;
+}
+
+template <Tile kTile>
+__global__ void __launch_bounds__(1024) plan(const __grid_constant__ WorkArguments work) {
+  plan_in_block<kTile>(work, work.plan);
 }
 
 // Where units stand.
 struct Segment {
   Request request;
-  int32_t row_tile, key_head;
+  int32_t row_tile, head_group;
   int64_t first_unit;
   int32_t units;
 };
 template <Tile kTile>
-__device__ __forceinline__ Segment segment_of(const WorkArguments& work, int64_t unit) {
+__device__ __forceinline__ Segment segment_of(const WorkArguments& work, const int64_t* plan, int64_t unit) {
   int32_t first = 0, last = work.attend.requests;
   while (last - first > 1) {
     const int32_t middle = (first + last) / 2;
-    if (work.plan[middle] <= unit) {
+    if (plan[middle] <= unit) {
       first = middle;
     } else {
       last = middle;
@@ -83,10 +99,10 @@ __device__ __forceinline__ Segment segment_of(const WorkArguments& work, int64_t
   Segment segment;
   segment.request = request_at(work.attend, first);
   const Units units = units_of<kTile>(work, segment.request);
-  const int32_t inside = static_cast<int32_t>((unit - work.plan[first]) / units.keys);
-  segment.row_tile = inside / work.attend.key_heads;
-  segment.key_head = inside % work.attend.key_heads;
-  segment.first_unit = work.plan[first] + static_cast<int64_t>(inside) * units.keys;
+  const int32_t inside = static_cast<int32_t>((unit - plan[first]) / units.keys);
+  segment.row_tile = inside / head_groups<kTile>(work);
+  segment.head_group = inside % head_groups<kTile>(work);
+  segment.first_unit = plan[first] + static_cast<int64_t>(inside) * units.keys;
   segment.units = units.keys;
   return segment;
 }
@@ -95,8 +111,8 @@ __device__ __forceinline__ Segment segment_of(const WorkArguments& work, int64_t
 template <Tile kTile>
 __device__ __forceinline__ void next_segment(const WorkArguments& work, Segment& segment) {
   segment.first_unit += segment.units;
-  if (++segment.key_head < work.attend.key_heads) return;
-  segment.key_head = 0;
+  if (++segment.head_group < head_groups<kTile>(work)) return;
+  segment.head_group = 0;
   const int32_t group = static_cast<int32_t>(work.attend.group_divider.divisor);
   if (++segment.row_tile * tile_rows(kTile) < segment.request.queries * group) return;
   segment.row_tile = 0;
@@ -109,9 +125,8 @@ __device__ __forceinline__ void next_segment(const WorkArguments& work, Segment&
 struct Workers {
   int64_t units, count;
 
-  __device__ __forceinline__ explicit Workers(const WorkArguments& work)
-      : units(work.plan[work.attend.requests]),
-        count(work.workers > 0 && work.workers < units ? work.workers : units) {}
+  __device__ __forceinline__ Workers(const WorkArguments& work, const int64_t* plan)
+      : units(plan[work.attend.requests]), count(work.workers > 0 && work.workers < units ? work.workers : units) {}
   __device__ __forceinline__ int64_t begin(int64_t worker) const { return worker * units / count; }
   __device__ __forceinline__ int64_t of(int64_t unit) const { return ((unit + 1) * count - 1) / units; }
 };
@@ -124,7 +139,7 @@ __device__ __forceinline__ int64_t place_of_piece(const WorkArguments& work, con
 
 template <Tile kTile>
 __device__ __forceinline__ float* piece_at(const WorkArguments& work, int64_t place) {
-  return work.partial + place * (tile_rows(kTile) * (kTile.value_size + 2));
+  return work.partial + place * (kTile.heads * tile_rows(kTile) * (kTile.value_size + 2));
 }
 
 }  // namespace kernel_pytorch::paged_attention

@@ -89,6 +89,55 @@ def paged_attention(
     return (made["output"], made["lse"]) if return_lse else made["output"]
 
 
+def mla_decode(
+    query: Array,
+    cache: Any,
+    block_tables: Array | None = None,
+    seq_lens: Array | None = None,
+    *,
+    head_size_v: int = 512,
+    indices: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    max_seqlen_q: int | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    batch_invariant: bool = False,
+    return_lse: bool = False,
+) -> Any:
+    """Attention of multi-head latent attention over its cache; arguments as in `functional.mla_decode`.
+
+    Args:
+        query: [tokens, heads, head_size_v + rope columns], absorbed.
+        cache: [pages, page_size, head_size_v + rope columns], which XLA slices (a copy); (latent, rope) or, with latent
+            rows in float8_e4m3fn, (latent, rope, scale [pages, page_size, head_size_v / 128]) are taken as they are.
+        block_tables, seq_lens: int32 [requests, pages of a request] and [requests].
+        indices: int32 [tokens, top]: slots that each token sees alone, in place of tables and lengths.
+        return_lse: also fp32 [heads, tokens].
+    """
+    if isinstance(cache, tuple):
+        latent, rope, latent_scale = (*cache, None) if len(cache) == 2 else cache
+    else:
+        latent, rope, latent_scale = cache[..., :head_size_v], cache[..., head_size_v:], None
+    tensors = {
+        "query": jax.lax.stop_gradient(query),
+        "latent_cache": latent,
+        "rope_cache": rope,
+        "latent_scale": latent_scale,
+        "block_tables": block_tables,
+        "seq_lens": seq_lens,
+        "cu_seqlens_q": cu_seqlens_q,
+        "indices": indices,
+    }
+    options = {
+        "causal": causal,
+        "scale": scale,
+        "max_seqlen_q": 0 if max_seqlen_q is None else max_seqlen_q,
+        "batch_invariant": batch_invariant,
+    }
+    made = call("mla_decode", tensors, options, wanted=("return_lse",) if return_lse else ())
+    return (made["output"], made["lse"]) if return_lse else made["output"]
+
+
 def append_kv(
     key: Array,
     value: Array,
