@@ -21,6 +21,7 @@ from .attentions.block_masks import (
     select_by_scores,
 )
 from .attentions.packed import attention_packed
+from .attentions.fp8 import attention_fp8
 from .attentions.pages import append_kv, paged_attention
 from .attentions.ring import merge_attention, ring_attention
 from .experts import (
@@ -104,6 +105,7 @@ __all__ = [
     "add_rms_norm",
     "append_kv",
     "attention",
+    "attention_fp8",
     "attention_packed",
     "block_lists",
     "block_mask",
