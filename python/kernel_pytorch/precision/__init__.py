@@ -10,11 +10,14 @@ from __future__ import annotations
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 from .allocation import AllocationStrategy, PrecisionConfig, PrecisionFormat, QuantizationMode, WeightFormat
 from .allocator import AdaptivePrecisionAllocator, LayerAllocation, PrecisionAllocation, RoundedLinear
+from .checkpoints import load_quantized, save_quantized
 from .config import FP8Config, FP8Format
+from .conversion import QuantizedEmbedding, convert_model
 from .convert import FP8LayerPlan, convert_model_to_fp8, plan_fp8, restore_from_fp8
 from .engine import FP8TrainingEngine, create_fp8_trainer
 from .fp4 import FP4Quantizer
 from .fused import fp8_gated_mlp, fp8_norm_linear
+from .hugging_face import register_huggingface
 from .linear import FP8LinearLayer
 from .quantized_linear import QuantizedLinear
 from .report import LayerNumerics, TensorNumerics, fp8_numerics_report
@@ -47,6 +50,7 @@ __all__ = [
     "PrecisionFormat",
     "PrecisionStats",
     "QuantizationMode",
+    "QuantizedEmbedding",
     "QuantizedLinear",
     "RoundedLinear",
     "Sparse24Linear",
@@ -57,6 +61,7 @@ __all__ = [
     "WeightFormat",
     "analyze_precision_opportunities",
     "clipped_quantize",
+    "convert_model",
     "convert_model_to_fp8",
     "create_fp8_trainer",
     "create_ultra_precision_module",
@@ -68,9 +73,12 @@ __all__ = [
     "fp8_state_dict",
     "gptq_quantize",
     "load_fp8_state_dict",
+    "load_quantized",
     "plan_fp8",
     "quantize_to_fp8",
+    "register_huggingface",
     "restore_from_fp8",
+    "save_quantized",
     "take_overflows",
     "transposable_mask",
     "update_fp8_scales",

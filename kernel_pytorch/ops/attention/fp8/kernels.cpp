@@ -11,12 +11,10 @@
 namespace kernel_pytorch::attention::fp8 {
 namespace {
 
-constexpr const char* kNeedsFloat8 = "needs compute capability 8.9 or newer, whose conversions to FP8 it uses";
-
 // Operands rounded to e4m3, then attention as it is: everywhere, right, and no faster than attention.
 registry::Support supports_rounded(const Forward&, const DeviceInfo& device) {
   if (device.is_cpu()) return registry::Support::yes();
-  return registry::Support::unless(device.cuda.capability() < 89 ? kNeedsFloat8 : nullptr);
+  return registry::Support::unless(float8_obstacle(device));
 }
 void run_rounded(const Forward& problem, int, Context& context) {
   const RoundedOperands rounded =
@@ -37,6 +35,12 @@ void run_reference(const Forward& problem, int, Context& context) {
 }
 uint64_t reference_version() {
   return hash_text("attention_fp8 reference 1");
+}
+
+void describe(const Forward& problem, tuning::KeyBuilder& key) {
+  key.field("lse", problem.lse.is_present());
+  key.field("aligned", has_aligned_rows(problem.output));
+  key.field("positive", *problem.scale > 0);
 }
 
 // Probabilities may be rounded to e4m3. The sums of scores have the 14 bits of the tensor core, and what is computed of
@@ -88,6 +92,7 @@ constinit const registry::Kernel<Forward> kReference{.name = "reference",
 constinit const registry::Operation<Forward> kForward = registry::declared<Forward, kForwardFields, flops>(
     {.name = "attention_fp8_forward",
      .kernels = registry::kernel_list<kSm90, kRounded, kReference>,
+     .describe = describe,
      .precision = precision,
      .request = {.shape = "batch heads queries size", .sizes = "keys=queries key_heads=heads value_size=size"},
      .check = check,
