@@ -44,7 +44,7 @@ CASES = [
     Case("D128 causal 8192", 2, 16, 8192),
     Case("D128 full 8192", 2, 16, 8192, causal=False),
     Case("D128 causal 16384", 1, 16, 16384),
-    Case("D128 causal 8192, 64/8 heads", 2, 64, 8192, key_heads=8),
+    Case("D128 64/8 heads causal 8192", 2, 64, 8192, key_heads=8),
     Case("D64 causal 8192", 2, 32, 8192, 64),
     Case("D128 causal 2048", 8, 16, 2048),
 ]
@@ -98,10 +98,10 @@ def kernel_times(call: Any) -> dict[str, float]:
 
 
 def configs_of(case: Case) -> list[str]:
-    size = 64 if case.size <= 64 else 128
-    turns = ("false", "true")
-    powers = (0,) if size == 64 else (0, 2)
-    return [f"value_size={size} stages=4 in_turns={t} polynomial={p}" for p in powers for t in turns]
+    shape = (case.batch, case.heads, case.tokens, case.size)
+    options = {"causal": int(case.causal), "key_heads": case.key_heads or case.heads}
+    explained = tuning.explain("attention_fp8_forward", shape, "bf16", "cuda", **options)
+    return [config for one in explained.candidates if one.kernel == "sm90_wgmma" for config in one.configs]
 
 
 def main() -> int:
@@ -144,6 +144,7 @@ def main() -> int:
                 continue
             times = measure.compare(ways, 1, device, arguments.seconds)
             parts = kernel_times(lambda t=tensors, c=case: functional.attention_fp8(*t, causal=c.causal))
+            torch.cuda.synchronize()
             base = times["bf16"].median_us
             line: dict[str, Any] = {"what": case.what, "bf16": f"{base:.1f} µs, {case.flops() / base / 1e6:.0f} TFLOP/s"}
             for name in list(ways)[1:]:

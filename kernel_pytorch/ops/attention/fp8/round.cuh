@@ -11,58 +11,79 @@ namespace kernel_pytorch::attention::fp8 {
 
 inline constexpr int kRoundThreads = 256;
 inline constexpr int kRoundWarps = kRoundThreads / 32;
-inline constexpr int kRowsPerWarp = kBlockRows / kRoundWarps;
+inline constexpr int kPerLane = 16;  // columns of a row that a lane holds; kLanes of them have a row
 
-// kPerLane columns of a row, a lane after the other; zeros where there are none.
-template <class T, int kPerLane>
-__device__ __forceinline__ void load_row(float (&values)[kPerLane], const RoundedTensor& tensor, const T* row,
-                                         bool is_inside) {
-  const int first = static_cast<int>(threadIdx.x % 32) * kPerLane;
-  constexpr int kPerUnit = 4;
-  if (tensor.has_vectors) {
-#pragma unroll
-    for (int unit = 0; unit < kPerLane / kPerUnit; ++unit) {
-      uint32_t words[sizeof(T)] = {};
-      if (is_inside && first + unit * kPerUnit < tensor.columns) {
-        const auto* source = reinterpret_cast<const uint32_t*>(row + first + unit * kPerUnit);
-        if constexpr (sizeof(T) == 4) {
-          const ptx::Word4 loaded = ptx::ld_global_nc_v4(source);
-          words[0] = loaded.x, words[1] = loaded.y, words[2] = loaded.z, words[3] = loaded.w;
-        } else {
-          const uint2 loaded = __ldg(reinterpret_cast<const uint2*>(source));
-          words[0] = loaded.x, words[1] = loaded.y;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < static_cast<int>(sizeof(T)); ++i) {
-        tile::Word<T>::unpack(words[i], values + unit * kPerUnit + i * tile::kPerWord<T>);
-      }
-    }
-    return;
-  }
+template <int kLanes>
+inline constexpr int kRowsAtOnce = 32 / kLanes;  // of a warp
+template <int kLanes>
+inline constexpr int kTurns = kBlockRows / (kRoundWarps * kRowsAtOnce<kLanes>);
+
+// A lane's columns of a row; zeros where there are none.
+template <class T>
+__device__ __forceinline__ void load_elements(float (&values)[kPerLane], const T* row, int columns) {
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     float pair[2] = {};
-    if (is_inside && first + i < tensor.columns) {
+    if (i < columns) {
       if constexpr (sizeof(T) == 4) {
-        pair[0] = row[first + i];
+        pair[0] = row[i];
       } else {
-        tile::Word<T>::unpack(row[first + i].bits, pair);
+        tile::Word<T>::unpack(row[i].bits, pair);
       }
     }
     values[i] = pair[0];
   }
 }
 
+// All rows of a lane: loads of all of them are under way before the first is used.
+template <class T, int kLanes>
+__device__ __forceinline__ void load_rows(float (&values)[kTurns<kLanes>][kPerLane], const RoundedTensor& tensor,
+                                          const T* first, int32_t first_row) {
+  const int column = static_cast<int>(threadIdx.x % kLanes) * kPerLane;
+  constexpr int kStep = kRoundWarps * kRowsAtOnce<kLanes>;
+  if (!tensor.has_vectors) {
+#pragma unroll
+    for (int i = 0; i < kTurns<kLanes>; ++i) {
+      const int32_t row = first_row + i * kStep;
+      const int columns = row < tensor.rows ? tensor.columns - column : 0;
+      load_elements<T>(values[i], first + row * tensor.row + column, columns);
+    }
+    return;
+  }
+  constexpr int kVectors = kPerLane * static_cast<int>(sizeof(T)) / 16, kPerVector = kPerLane / kVectors;
+  ptx::Word4 loaded[kTurns<kLanes>][kVectors];
+#pragma unroll
+  for (int i = 0; i < kTurns<kLanes>; ++i) {
+    const int32_t row = first_row + i * kStep;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const bool is_inside = row < tensor.rows && column + j * kPerVector < tensor.columns;
+      loaded[i][j] = ptx::ld_global_nc_l1_no_allocate_v4_if(
+          is_inside, first + static_cast<int64_t>(row) * tensor.row + column + j * kPerVector);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kTurns<kLanes>; ++i) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const uint32_t words[4] = {loaded[i][j].x, loaded[i][j].y, loaded[i][j].z, loaded[i][j].w};
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        tile::Word<T>::unpack(words[word], values[i] + j * kPerVector + word * tile::kPerWord<T>);
+      }
+    }
+  }
+}
+
 // Signs, then a Hadamard matrix by sums and differences at distances 1, 2, 4, ..: the order that the host has too.
-template <int kPerLane>
+template <int kLanes>
 __device__ __forceinline__ void rotate(float (&values)[kPerLane], int columns) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int lane = static_cast<int>(threadIdx.x % kLanes);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) values[i] = is_negated(lane * kPerLane + i) ? -values[i] : values[i];
 #pragma unroll
   for (int distance = 1; distance < kPerLane; distance *= 2) {
-    if (distance >= columns) return;
+    if (distance >= columns) break;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       if ((i & distance) != 0) continue;
@@ -72,7 +93,7 @@ __device__ __forceinline__ void rotate(float (&values)[kPerLane], int columns) {
     }
   }
 #pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
+  for (int distance = 1; distance < kLanes; distance *= 2) {
     if (distance * kPerLane >= columns) break;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
@@ -128,34 +149,44 @@ inline constexpr float kLargest = 3.4e38f;
 template <>
 inline constexpr float kLargest<tile::Float16> = 65504.0f;
 
-template <class T, int kPerLane>
-__device__ __forceinline__ void store_values(const RoundedTensor& tensor, const float (&values)[kPerLane], int64_t row,
-                                             float scale) {
-  const int first = static_cast<int>(threadIdx.x % 32) * kPerLane;
+template <class T>
+__device__ __forceinline__ void store_values(const RoundedTensor& tensor, const float (&values)[kPerLane], T* row,
+                                             int column, float scale) {
 #pragma unroll
   for (int i = 0; i < kPerLane; i += 4) {
     float decoded[4];
     tile::Word<tile::Float8E4M3>::unpack(tile::Word<tile::Float8E4M3>::pack(values + i), decoded);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (first + i + j >= tensor.target_columns) continue;
-      T* target = static_cast<T*>(tensor.target) + row * tensor.target_columns + first + i + j;
+      if (column + i + j >= tensor.target_columns) continue;
       // A comparison, not a minimum, so that NaN stays.
       const float scaled = decoded[j] * scale;
       const float value[2] = {scaled > kLargest<T> ? kLargest<T> : scaled < -kLargest<T> ? -kLargest<T> : scaled, 0.0f};
       if constexpr (sizeof(T) == 4) {
-        *target = value[0];
+        row[column + i + j] = value[0];
       } else {
-        target->bits = static_cast<uint16_t>(tile::Word<T>::pack(value));
+        row[column + i + j].bits = static_cast<uint16_t>(tile::Word<T>::pack(value));
       }
     }
   }
 }
 
-template <class T, int kPerLane>
-__global__ void __launch_bounds__(kRoundThreads) round_operands(const __grid_constant__ RoundArguments arguments) {
-  __shared__ uint32_t codes[kBlockRows * 32];
-  __shared__ uint32_t largest[kRoundWarps];
+// The largest of a number over the block of threads, which has the bits of floats that are not negative.
+__device__ __forceinline__ uint32_t block_max(uint32_t most, uint32_t (&of_warps)[kRoundWarps]) {
+  most = __reduce_max_sync(0xffffffffu, most);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = most;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kRoundWarps; ++i) most = max(most, of_warps[i]);
+  return most;
+}
+
+// kLanes: 8 for up to 128 columns, 16 for up to 256.
+template <class T, int kLanes>
+__global__ void __launch_bounds__(kRoundThreads, kLanes == 8 ? 2 : 1)
+    round_operands(const __grid_constant__ RoundArguments arguments) {
+  __shared__ __align__(16) uint32_t codes[kBlockRows * 32];
+  __shared__ uint32_t largest[2][kRoundWarps];
   tile::follow_closely();
   const auto index = static_cast<int32_t>(blockIdx.x);
   int which = 0;
@@ -165,56 +196,69 @@ __global__ void __launch_bounds__(kRoundThreads) round_operands(const __grid_con
   const int32_t place = index - tensor.first_block, head = place / tensor.blocks, block = place - head * tensor.blocks;
   const int32_t batch = head / tensor.heads;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const int unit = lane % kLanes, warp_row = warp * kRowsAtOnce<kLanes> + lane / kLanes;
+  constexpr int kStep = kRoundWarps * kRowsAtOnce<kLanes>;
   const T* source =
       static_cast<const T*>(tensor.source) + batch * tensor.batch + (head - batch * tensor.heads) * tensor.head;
 
-  float values[kRowsPerWarp][kPerLane];
-  uint32_t most = 0;
-#pragma unroll
-  for (int i = 0; i < kRowsPerWarp; ++i) {
-    const int32_t row = block * kBlockRows + i * kRoundWarps + warp;
-    load_row<T, kPerLane>(values[i], tensor, source + row * tensor.row, row < tensor.rows);
-  }
+  float values[kTurns<kLanes>][kPerLane];
+  load_rows<T, kLanes>(values, tensor, source, block * kBlockRows + warp_row);
   if (tensor.rotated > 0) {
 #pragma unroll
-    for (int i = 0; i < kRowsPerWarp; ++i) rotate<kPerLane>(values[i], tensor.rotated);
+    for (int i = 0; i < kTurns<kLanes>; ++i) rotate<kLanes>(values[i], tensor.rotated);
   }
+  uint32_t most = 0;
 #pragma unroll
-  for (int i = 0; i < kRowsPerWarp; ++i) {
+  for (int i = 0; i < kTurns<kLanes>; ++i) {
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) most = max(most, __float_as_uint(values[i][j]) & 0x7fffffffu);
   }
-  most = __reduce_max_sync(0xffffffffu, most);
-  if (lane == 0) largest[warp] = most;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kRoundWarps; ++i) most = max(most, largest[i]);
+  most = block_max(most, largest[0]);
   const int exponent = scale_exponent(most);
   const float scale = __uint_as_float(power_of_two_bits(exponent));
   const float factor = __uint_as_float(power_of_two_bits(-exponent));
   if (threadIdx.x == 0 && tensor.scales != nullptr) tensor.scales[place] = scale;
 
 #pragma unroll
-  for (int i = 0; i < kRowsPerWarp; ++i) {
-    const int row = i * kRoundWarps + warp;
+  for (int i = 0; i < kTurns<kLanes>; ++i) {
+    const int row = i * kStep + warp_row;
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) values[i][j] *= factor;
     if (tensor.kind == Target::kValues) {
       const int32_t at = block * kBlockRows + row;
-      if (at < tensor.rows) {
-        store_values<T, kPerLane>(tensor, values[i], static_cast<int64_t>(head) * tensor.rows + at, scale);
-      }
+      if (at >= tensor.rows) continue;
+      T* target = static_cast<T*>(tensor.target) + (static_cast<int64_t>(head) * tensor.rows + at) * tensor.target_columns;
+      store_values<T>(tensor, values[i], target, unit * kPerLane, scale);
       continue;
     }
-    if constexpr (kPerLane == 4) {
-      const uint32_t word = tile::Word<tile::Float8E4M3>::pack(values[i]);
+    if constexpr (kLanes == 8) {
+      using Codes = tile::Word<tile::Float8E4M3>;
+      const ptx::Word4 words{Codes::pack(values[i]), Codes::pack(values[i] + 4), Codes::pack(values[i] + 8),
+                             Codes::pack(values[i] + 12)};
       if (tensor.kind == Target::kCodes) {
         const int64_t at = (static_cast<int64_t>(head) * tensor.blocks + block) * kBlockRows + row;
-        static_cast<uint32_t*>(tensor.target)[at * 32 + lane] = word;
+        ptx::st_global_v4(static_cast<unsigned char*>(tensor.target) + at * 128 + unit * 16, words);
       } else {
-        codes[row * 32 + (lane ^ row / 16 * 4)] = word;
+        ptx::st_shared_v4(ptx::shared_address(codes) + row * 128 + (unit ^ row / 16) * 16, words);
       }
     }
+  }
+  if (tensor.norms != nullptr) {
+    float longest = 0;
+#pragma unroll
+    for (int i = 0; i < kTurns<kLanes>; ++i) {
+      float squares = 0;
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) squares = fmaf(values[i][j], values[i][j], squares);
+#pragma unroll
+      for (int distance = 1; distance < kLanes; distance *= 2) {
+        squares += __shfl_xor_sync(0xffffffffu, squares, distance);
+      }
+      longest = fmaxf(longest, squares);
+    }
+    longest = __uint_as_float(block_max(__float_as_uint(longest), largest[1]));
+    // Codes are no more than a sixteenth longer than what they were rounded from.
+    if (threadIdx.x == 0) tensor.norms[place] = 1.07f * scale * sqrtf(longest);
   }
   if (tensor.kind != Target::kTransposedCodes) return;
   __syncthreads();

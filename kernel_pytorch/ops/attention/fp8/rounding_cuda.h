@@ -61,9 +61,10 @@ struct RoundedTensor {
   int32_t rotated;                 // columns after a rotation; 0: none
   int32_t target_columns;
   Target kind;
-  bool has_vectors;                // four elements may be read at once
+  bool has_vectors;                // 16 bytes may be read at once
   void* target;
   float* scales;                   // [batch, heads, blocks]; null with kValues
+  float* norms;                    // of the longest row of each block, no less than it is; null: not wanted
 };
 struct RoundArguments {
   RoundedTensor tensors[3];

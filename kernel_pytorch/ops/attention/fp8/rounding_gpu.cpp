@@ -11,11 +11,11 @@ namespace kernel_pytorch::attention::fp8 {
 namespace {
 
 constexpr int kRoundThreads = 256;
-constexpr int kPerLane[] = {4, 8};  // columns: up to 128, up to 256
+constexpr int kLanes[] = {8, 16};  // that have a row: columns up to 128, up to 256
 
-DeviceCode code_of(DType dtype, int per_lane) {
+DeviceCode code_of(DType dtype, int lanes) {
   return {.source = "kernel_pytorch/ops/attention/fp8/round.cuh",
-          .entry = concat("kernel_pytorch::attention::fp8::round_operands<", element_type_name(dtype), ", ", per_lane,
+          .entry = concat("kernel_pytorch::attention::fp8::round_operands<", element_type_name(dtype), ", ", lanes,
                           ">"),
           .minimum_capability = 89,
           .architecture_specific = false};
@@ -24,8 +24,7 @@ DeviceCode code_of(DType dtype, int per_lane) {
 RoundedTensor tensor_of(const Rounding& rounding, int64_t first_block) {
   const TensorView& source = rounding.source;
   const auto columns = static_cast<int>(source.sizes[3]);
-  const int64_t unit = 4 * size_of(source.dtype);
-  return {.source = source.data,
+    return {.source = source.data,
           .batch = source.strides[0],
           .head = source.strides[1],
           .row = source.strides[2],
@@ -37,16 +36,17 @@ RoundedTensor tensor_of(const Rounding& rounding, int64_t first_block) {
           .rotated = rounding.rotates ? rotated_columns(columns) : 0,
           .target_columns = static_cast<int32_t>(rounding.target_columns),
           .kind = rounding.kind,
-          .has_vectors = columns % 4 == 0 && has_aligned_rows(source, unit),
+          .has_vectors = columns * size_of(source.dtype) % 16 == 0 && has_aligned_rows(source),
           .target = rounding.target.data,
-          .scales = rounding.scales};
+          .scales = rounding.scales,
+          .norms = rounding.norms};
 }
 
 }  // namespace
 
 void launch_rounding(const Rounding (&tensors)[3], Context& context) {
   static const std::string kLabel = "attention_fp8 rounding";
-  static KernelTable<std::size(kCudaTypes) * std::size(kPerLane)> table;
+  static KernelTable<std::size(kCudaTypes) * std::size(kLanes)> table;
   RoundArguments arguments{};
   int64_t blocks = 0, columns = 0;
   for (int i = 0; i < 3; ++i) {
@@ -61,7 +61,7 @@ void launch_rounding(const Rounding (&tensors)[3], Context& context) {
   const DType dtype = tensors[0].source.dtype;
   const int wide = columns > 128 ? 1 : 0;
   CUkern_st* kernel = table.get(cuda_type_index(dtype) * 2 + wide, context,
-                                [&] { return code_of(dtype, kPerLane[wide]); });
+                                [&] { return code_of(dtype, kLanes[wide]); });
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(blocks);
   shape.block_x = kRoundThreads;
@@ -89,7 +89,7 @@ RoundedOperands round_on_gpu(const Forward& problem, Context& context) {
 std::vector<DeviceCode> rounding_code() {
   std::vector<DeviceCode> codes;
   for (const DType dtype : kCudaTypes) {
-    for (const int per_lane : kPerLane) codes.push_back(code_of(dtype, per_lane));
+    for (const int lanes : kLanes) codes.push_back(code_of(dtype, lanes));
   }
   return codes;
 }

@@ -17,7 +17,8 @@ namespace kernel_pytorch::attention::fp8 {
 
 constexpr auto kConfigFields =
     config_fields<ForwardConfig>(config_field<&ForwardConfig::value_size>(), config_field<&ForwardConfig::stages>(),
-                                 config_field<&ForwardConfig::in_turns>(), config_field<&ForwardConfig::polynomial>());
+                                 config_field<&ForwardConfig::in_turns>(), config_field<&ForwardConfig::polynomial>(),
+                                 config_field<&ForwardConfig::held>(), config_field<&ForwardConfig::takes_maxima>());
 constexpr ConfigFields fields_of(const ForwardConfig&) {
   return kConfigFields;
 }
@@ -33,12 +34,20 @@ constexpr const char* kManyRows = "there are more than 2^30 rows, or tiles of 12
 constexpr const char* kNeedsPositiveScale = "takes positive scales only";
 
 // By value size, the fastest first.
+// clang-format off
 constexpr ForwardConfig kConfigs[] = {
-    {.value_size = 64, .stages = 4, .in_turns = false}, {.value_size = 64, .stages = 4, .in_turns = true},
-    {.value_size = 128, .stages = 4, .in_turns = false}, {.value_size = 128, .stages = 4, .in_turns = true},
+    {.value_size = 64, .stages = 4, .in_turns = false},
+    {.value_size = 64, .stages = 4, .in_turns = true},
+    {.value_size = 64, .stages = 4, .in_turns = true, .polynomial = 2},
+    {.value_size = 128, .stages = 4, .in_turns = false},
+    {.value_size = 128, .stages = 4, .in_turns = true},
     {.value_size = 128, .stages = 4, .in_turns = false, .polynomial = 2},
     {.value_size = 128, .stages = 4, .in_turns = true, .polynomial = 2},
+    {.value_size = 128, .stages = 4, .in_turns = true, .polynomial = 4},
+    {.value_size = 128, .stages = 4, .in_turns = true, .held = 1},
+    {.value_size = 128, .stages = 4, .in_turns = true, .takes_maxima = true},
 };
+// clang-format on
 constexpr int64_t kMaximum = 1 << 30;
 constexpr int64_t kSectionBytes = 32 << 20;  // of keys and values that a section of heads reads again and again from L2
 
@@ -83,6 +92,7 @@ DeviceCode code_of(const ForwardConfig& config, const Features& features, DType 
 struct Codes {
   TensorView query{}, key{}, value{};
   float *query_scales = nullptr, *key_scales = nullptr, *value_scales = nullptr;
+  float *query_norms = nullptr, *key_norms = nullptr;
 };
 Codes make_codes(const Forward& problem, const ForwardConfig& config, Context& context) {
   const auto& query = problem.query.sizes;
@@ -101,7 +111,9 @@ Codes make_codes(const Forward& problem, const ForwardConfig& config, Context& c
           .value = bytes(key[0], key[1], config.value_size, key_rows),
           .query_scales = scales(query[0] * query[1] * query_rows / kTile),
           .key_scales = scales(key[0] * key[1] * key_rows / kTile),
-          .value_scales = scales(key[0] * key[1] * key_rows / kTile)};
+          .value_scales = scales(key[0] * key[1] * key_rows / kTile),
+          .query_norms = scales(query[0] * query[1] * query_rows / kTile),
+          .key_norms = scales(key[0] * key[1] * key_rows / kTile)};
 }
 
 // The longest rows first where they differ in length, heads in sections whose keys and values stay in L2.
@@ -132,8 +144,9 @@ void run(const Forward& problem, int choice, Context& context) {
   const int index = candidates(problem)[static_cast<size_t>(choice)];
   const ForwardConfig& config = kConfigs[index];
   const Codes codes = make_codes(problem, config, context);
-  launch_rounding({{problem.query, Target::kCodes, kTile, problem.rotate, codes.query, codes.query_scales},
-                   {problem.key, Target::kCodes, kTile, problem.rotate, codes.key, codes.key_scales},
+  launch_rounding({{problem.query, Target::kCodes, kTile, problem.rotate, codes.query, codes.query_scales,
+                    codes.query_norms},
+                   {problem.key, Target::kCodes, kTile, problem.rotate, codes.key, codes.key_scales, codes.key_norms},
                    {problem.value, Target::kTransposedCodes, config.value_size, false, codes.value, codes.value_scales}},
                   context);
 
@@ -163,6 +176,8 @@ void run(const Forward& problem, int choice, Context& context) {
   arguments.query_scales = codes.query_scales;
   arguments.key_scales = codes.key_scales;
   arguments.value_scales = codes.value_scales;
+  arguments.query_norms = codes.query_norms;
+  arguments.key_norms = codes.key_norms;
   arguments.key_blocks = static_cast<int32_t>(codes.key.sizes[2] / kTile);
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(std::min(base.order.total, std::max(context.info->cuda.multiprocessors, 1)));
@@ -180,11 +195,13 @@ uint64_t source_hash() {
 std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
   const Features causal{.right_bound = true}, window{.right_bound = true, .left_bound = true};
-  for (const ForwardConfig& config : kConfigs) {
-    for (const Features& features : {Features{}, causal, window}) {
-      codes.push_back(code_of(config, features, DType::kBFloat16));
+  for (const ForwardConfig& config : kConfigs) codes.push_back(code_of(config, causal, DType::kBFloat16));
+  for (const int index : {0, 3}) {  // of each value size the first
+    for (const Features& features : {Features{}, window}) {
+      codes.push_back(code_of(kConfigs[index], features, DType::kBFloat16));
     }
-    codes.push_back(code_of(config, causal, DType::kFloat32));
+    codes.push_back(code_of(kConfigs[index], causal, DType::kFloat32));
+    codes.push_back(code_of(kConfigs[index], causal, DType::kFloat16));
   }
   return codes;
 }
