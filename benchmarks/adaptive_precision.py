@@ -6,9 +6,9 @@ formats chosen for each layer within the same bytes.
 The transformer over bytes of sparse_perplexity.py is trained in fp32 (bf16 autocast on a GPU) and converted to bf16;
 then its linear layers, the head among them, are kept in few bits. Formats are chosen, and GPTQ rounds, by sequences of
 the training text. Adaptive lines have the bytes of uniform nvfp4 and are compared twice with the best uniform format of
-no more bytes: as it is at the same rounding, which shows what the choice of formats alone is worth, and as it is rounded
-to nearest, which shows what formats and rounding by calibration data are worth together. Time is that of one forward of
-four sequences. One line is judged, named beforehand (JUDGED), since the best of many would be chosen by the held-out
+no more bytes: at the same rounding, which shows what the choice of formats alone is worth, and rounded to nearest,
+which shows what formats and rounding by calibration data are worth together. Time is that of one forward of four
+sequences. One line is judged, named beforehand (JUDGED), since the best of many would be chosen by the held-out
 text itself: it fails where that line's degradation is not --least percent less than that of the best uniform format
 rounded to nearest.
 """

@@ -2,11 +2,11 @@
 
     python benchmarks/attention_fp8.py [--seconds S] [--only WORDS,...] [--configs] [--output FILE]
 
-`whole` rounds queries, keys and values on the way, `products` is what of it the kernel of the products takes (profiler),
-which is what a caller pays whose keys are rounded already. TFLOP/s count 4 * kept scores * head size, half of the square
-where causal. Errors are relative: the root of mean squared differences to fp64 attention of the same inputs over the
-root of its mean square, of one head, on normal numbers and on such where 4 of 128 columns of queries and keys are ten
-times larger; `rotated` is with incoherent processing. --configs times every config of the kernel.
+`fp8` rounds queries, keys and values on the way; `products` is what of it the kernel of the products takes (profiler),
+`rounding` the other one. TFLOP/s count 4 * kept scores * head size, half of the square where causal. Errors are
+relative: the root of mean squared differences to fp64 attention of the same inputs over the root of its mean square, of
+one head, on normal numbers and on such where every 32nd column of queries and keys is ten times larger; `rotated` is
+with incoherent processing. --configs times every config of the kernel.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any
 
 import measure
 import torch
-from kernel_pytorch import functional, tuning
 from table import print_and_store
 from torch_norms import describe_machine
+
+from kernel_pytorch import functional, tuning
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -146,7 +147,10 @@ def main() -> int:
             parts = kernel_times(lambda t=tensors, c=case: functional.attention_fp8(*t, causal=c.causal))
             torch.cuda.synchronize()
             base = times["bf16"].median_us
-            line: dict[str, Any] = {"what": case.what, "bf16": f"{base:.1f} µs, {case.flops() / base / 1e6:.0f} TFLOP/s"}
+            line: dict[str, Any] = {
+                "what": case.what,
+                "bf16": f"{base:.1f} µs, {case.flops() / base / 1e6:.0f} TFLOP/s",
+            }
             for name in list(ways)[1:]:
                 us = times[name].median_us
                 line[name] = f"{us:.1f} µs, {case.flops() / us / 1e6:.0f} TFLOP/s, {base / us:.2f}x"

@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from attention_reference import attend  # noqa: E402
+from kernel_pytorch.attention import AttentionConfig, FlashAttention3, FP8AttentionConfig  # noqa: E402
 
 from kernel_pytorch import functional  # noqa: E402
-from kernel_pytorch.attention import AttentionConfig, FlashAttention3, FP8AttentionConfig  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 
@@ -26,7 +26,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 def tensors(device: str, dtype: torch.dtype, shape=(2, 4, 150, 64), key_heads=2, keys=300, value_size=64):
     generator = torch.Generator().manual_seed(3)
-    batch, heads, queries, size = shape
+    batch, _heads, _queries, size = shape
     sizes = (shape, (batch, key_heads, keys, size), (batch, key_heads, keys, value_size))
     return [torch.randn(one, generator=generator).to(device, dtype) for one in sizes]
 

@@ -20,8 +20,8 @@ from .attentions.block_masks import (
     select_blocks,
     select_by_scores,
 )
-from .attentions.packed import attention_packed
 from .attentions.fp8 import attention_fp8
+from .attentions.packed import attention_packed
 from .attentions.pages import append_kv, paged_attention
 from .attentions.ring import merge_attention, ring_attention
 from .experts import (

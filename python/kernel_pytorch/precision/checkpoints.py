@@ -27,7 +27,9 @@ def _safetensors() -> Any:
     try:
         import safetensors.torch  # optional: only whoever reads or writes such files needs it
     except ImportError as error:
-        raise ImportError("precision: safetensors files need the package safetensors; pip install safetensors") from error
+        raise ImportError(
+            "precision: safetensors files need the package safetensors; pip install safetensors"
+        ) from error
     return safetensors
 
 
@@ -72,7 +74,7 @@ def load_quantized(model: nn.Module, path: str | Path, *, strict: bool = True) -
         with _safetensors().safe_open(str(file), "pt") as opened:
             for part, found in json.loads((opened.metadata() or {}).get(_KEY, "{}")).items():
                 notes[part] |= found
-            tensors |= {name: opened.get_tensor(name) for name in opened.keys()}
+            tensors |= {name: opened.get_tensor(name) for name in opened}
     tensors |= {name: tensors[other] for name, other in notes["shared"].items()}
     config_file = path / "config.json" if path.is_dir() else path.with_name("config.json")
     config = json.loads(config_file.read_text()).get("quantization_config", {}) if config_file.exists() else {}
@@ -82,7 +84,9 @@ def load_quantized(model: nn.Module, path: str | Path, *, strict: bool = True) -
             layer = model.get_submodule(name)
         except AttributeError:
             if strict:
-                raise KeyError(f'load_quantized: the file has a packed weight "{name}", the model has no such layer') from None
+                raise KeyError(
+                    f'load_quantized: the file has a packed weight "{name}", the model has no such layer'
+                ) from None
             continue
         made[layer] = _with_weight(name, layer, weight, tensors)
     model = replace_modules(model, made)
@@ -131,7 +135,11 @@ def _unpacked(
         name, _, last = key.rpartition(".")
         if last in readers and key in tensors:
             prefix = f"{name}."
-            parts = {k.removeprefix(prefix): tensors[k] for k in tensors if k.startswith(prefix) and "." not in k[len(prefix):]}
+            parts = {
+                k.removeprefix(prefix): tensors[k]
+                for k in tensors
+                if k.startswith(prefix) and "." not in k[len(prefix) :]
+            }
             found[name] = readers[last](name, parts)
             for part in parts:
                 if part != "bias":
@@ -151,7 +159,7 @@ def _nibbles(packed: Tensor, bits: int, dim: int) -> Tensor:
     """Unsigned numbers of `bits` out of int32 words, the lowest bits first, along a dimension."""
     count = 32 // bits
     shifts = torch.arange(count, device=packed.device, dtype=torch.int32) * bits
-    parts = (packed.unsqueeze(dim + 1) >> shifts.view(-1, *[1] * (packed.dim() - dim - 1))) & (2**bits - 1)
+    parts: Tensor = (packed.unsqueeze(dim + 1) >> shifts.view(-1, *[1] * (packed.dim() - dim - 1))) & (2**bits - 1)
     return parts.flatten(dim, dim + 1).to(torch.uint8)
 
 
@@ -203,7 +211,7 @@ def _ascends(groups: Tensor) -> bool:
 
 
 def _gptq(name: str, parts: Mapping[str, Tensor], config: Mapping[str, Any]) -> QuantizedWeight:
-    """GPTQ: words along the inputs, [columns / 8, rows]; zeros are stored less one, but for checkpoint_format gptq_v2."""
+    """GPTQ: words along the inputs, [columns / 8, rows]; zeros are stored less one, but for gptq_v2."""
     if "g_idx" in parts and not _ascends(parts["g_idx"]):
         raise ValueError(f'load_quantized: "{name}" has columns in the order of their activations, which has no kernel')
     words, scales = parts["qweight"], parts["scales"].t().contiguous()

@@ -98,7 +98,8 @@ class _Decoded(nn.Module):
         super().__init__()
         self.sizes, self.dtype = weight.shape, weight.dtype
         made = quantize_weight(weight.reshape(-1, weight.shape[-1]), format, group=group, asymmetric=asymmetric)
-        self.format, self.group, self._made = made.format, made.group, made.codes
+        self.format, self.group = made.format, made.group
+        self._made: Tensor | None = made.codes
         for name in ("scales", "zeros", "tensor_scale"):
             self.register_buffer(name, getattr(made, name))
 
@@ -169,7 +170,8 @@ def convert_model(
 def _convert_projection(layer: AttentionLayer, quantized: Any) -> None:
     if PROJECTION in layer._modules or layer.in_proj_weight is None:
         return
-    projection = QuantizedPackedProjection.from_quantized(quantized(layer.in_proj_weight), layer.in_proj_bias)
+    bias = layer._parameters["in_proj_bias"]
+    projection = QuantizedPackedProjection.from_quantized(quantized(layer.in_proj_weight), bias)
     layer.register_parameter("in_proj_weight", None)
     layer.register_parameter("in_proj_bias", None)
     layer.add_module(PROJECTION, projection)

@@ -3,8 +3,8 @@
 //   round(x)     = scale * e4m3(x / scale), one scale for 128 rows of a head, the least power of two by which they fit
 //   score(q, k)  = softmax scale * dot(round(query)[q], round(key)[k]), with `rotate` of query and key times one random
 //                  orthogonal matrix (signs and a Hadamard matrix): products stay, outliers are spread before rounding
-//   output[q]    = sum over kept k of probability(q, k) * round(value)[k], where kernels may round probabilities to e4m3
-//   lse(q)       = log(sum over kept k of exp(score))                                            natural logarithm
+//   output[q]    = sum over kept k of probability(q, k) * round(value)[k], where kernels may round probabilities to
+//   e4m3 lse(q)       = log(sum over kept k of exp(score))                                            natural logarithm
 //
 // kept, causal, window, heads and layouts are those of attention.h: aligned bottom-right, rows with nothing kept give 0
 // and -inf. Types: fp32, bf16 and fp16. size and value_size are at most 256, of any strides with a dense last

@@ -84,10 +84,8 @@ constinit const registry::Kernel<Forward> kRounded{.name = "rounded",
                                                    .source_hash = rounded_version,
                                                    .device_code = rounding_code,
                                                    .is_fallback = true};
-constinit const registry::Kernel<Forward> kReference{.name = "reference",
-                                                     .supports = supports_on_cpu<Forward>,
-                                                     .run = run_reference,
-                                                     .source_hash = reference_version};
+constinit const registry::Kernel<Forward> kReference{
+    .name = "reference", .supports = supports_on_cpu<Forward>, .run = run_reference, .source_hash = reference_version};
 
 constinit const registry::Operation<Forward> kForward = registry::declared<Forward, kForwardFields, flops>(
     {.name = "attention_fp8_forward",

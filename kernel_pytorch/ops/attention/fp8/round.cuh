@@ -227,7 +227,8 @@ __global__ void __launch_bounds__(kRoundThreads, kLanes == 8 ? 2 : 1)
     if (tensor.kind == Target::kValues) {
       const int32_t at = block * kBlockRows + row;
       if (at >= tensor.rows) continue;
-      T* target = static_cast<T*>(tensor.target) + (static_cast<int64_t>(head) * tensor.rows + at) * tensor.target_columns;
+      T* target =
+          static_cast<T*>(tensor.target) + (static_cast<int64_t>(head) * tensor.rows + at) * tensor.target_columns;
       store_values<T>(tensor, values[i], target, unit * kPerLane, scale);
       continue;
     }

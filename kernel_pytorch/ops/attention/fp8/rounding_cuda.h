@@ -54,17 +54,17 @@ enum class Target : int32_t {
 // A tensor [batch, heads, rows, columns] to be rounded. A block of threads takes kBlockRows rows of a head.
 struct RoundedTensor {
   const void* source;
-  int64_t batch, head, row;        // strides in elements
+  int64_t batch, head, row;  // strides in elements
   int32_t heads, rows, columns;
-  int32_t blocks;                  // of a head
-  int32_t first_block;             // of the launch
-  int32_t rotated;                 // columns after a rotation; 0: none
+  int32_t blocks;       // of a head
+  int32_t first_block;  // of the launch
+  int32_t rotated;      // columns after a rotation; 0: none
   int32_t target_columns;
   Target kind;
-  bool has_vectors;                // 16 bytes may be read at once
+  bool has_vectors;  // 16 bytes may be read at once
   void* target;
-  float* scales;                   // [batch, heads, blocks]; null with kValues
-  float* norms;                    // of the longest row of each block, no less than it is; null: not wanted
+  float* scales;  // [batch, heads, blocks]; null with kValues
+  float* norms;   // of the longest row of each block, no less than it is; null: not wanted
 };
 struct RoundArguments {
   RoundedTensor tensors[3];

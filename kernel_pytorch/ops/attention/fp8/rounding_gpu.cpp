@@ -14,17 +14,17 @@ constexpr int kRoundThreads = 256;
 constexpr int kLanes[] = {8, 16};  // that have a row: columns up to 128, up to 256
 
 DeviceCode code_of(DType dtype, int lanes) {
-  return {.source = "kernel_pytorch/ops/attention/fp8/round.cuh",
-          .entry = concat("kernel_pytorch::attention::fp8::round_operands<", element_type_name(dtype), ", ", lanes,
-                          ">"),
-          .minimum_capability = 89,
-          .architecture_specific = false};
+  return {
+      .source = "kernel_pytorch/ops/attention/fp8/round.cuh",
+      .entry = concat("kernel_pytorch::attention::fp8::round_operands<", element_type_name(dtype), ", ", lanes, ">"),
+      .minimum_capability = 89,
+      .architecture_specific = false};
 }
 
 RoundedTensor tensor_of(const Rounding& rounding, int64_t first_block) {
   const TensorView& source = rounding.source;
   const auto columns = static_cast<int>(source.sizes[3]);
-    return {.source = source.data,
+  return {.source = source.data,
           .batch = source.strides[0],
           .head = source.strides[1],
           .row = source.strides[2],
@@ -60,8 +60,8 @@ void launch_rounding(const Rounding (&tensors)[3], Context& context) {
   if (blocks == 0) return;
   const DType dtype = tensors[0].source.dtype;
   const int wide = columns > 128 ? 1 : 0;
-  CUkern_st* kernel = table.get(cuda_type_index(dtype) * 2 + wide, context,
-                                [&] { return code_of(dtype, kLanes[wide]); });
+  CUkern_st* kernel =
+      table.get(cuda_type_index(dtype) * 2 + wide, context, [&] { return code_of(dtype, kLanes[wide]); });
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(blocks);
   shape.block_x = kRoundThreads;

@@ -47,7 +47,8 @@ void round_block(const TensorView& source, const TensorView& target, int64_t bat
   for (int64_t row = first; row < last; ++row) {
     const int64_t at = batch * target.strides[0] + head * target.strides[1] + row * target.strides[2];
     for (int64_t i = 0; i < wide; ++i) {
-      float value = to_float(from_float<Float8E4M3>(block[static_cast<size_t>((row - first) * wide + i)] * factor)) * scale;
+      float value =
+          to_float(from_float<Float8E4M3>(block[static_cast<size_t>((row - first) * wide + i)] * factor)) * scale;
       // fp16's largest values round up beyond its range.
       if (target.dtype == DType::kFloat16 && std::fabs(value) > 65504.0f) value = std::copysign(65504.0f, value);
       store_element(target.data, target.dtype, at + i, value);

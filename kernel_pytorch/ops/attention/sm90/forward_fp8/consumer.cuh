@@ -100,7 +100,9 @@ class Consumer {
   }
 
   // What a warp knows of its tile waits in shared memory, since its registers are short.
-  __device__ __forceinline__ Sm90Memory& memory() const { return shared_.memories[warp_row_ / 16]; }
+  __device__ __forceinline__ Sm90Memory& memory() const {
+    return shared_.memories[warp_row_ / 16];
+  }
   __device__ __forceinline__ void note(const Sm90Tile& tile) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
@@ -250,9 +252,15 @@ class Consumer {
   }
 
   // Warpgroups alternate in issuing products, so that one's exponentials overlap the other's products.
-  __device__ __forceinline__ int32_t warpgroup() const { return warp_row_ / 64; }
-  __device__ __forceinline__ void wait_for_turn() { ptx::barrier_sync_aligned(1 + warpgroup(), 256); }
-  __device__ __forceinline__ void pass_turn() { ptx::barrier_arrive_aligned(2 - warpgroup(), 256); }
+  __device__ __forceinline__ int32_t warpgroup() const {
+    return warp_row_ / 64;
+  }
+  __device__ __forceinline__ void wait_for_turn() {
+    ptx::barrier_sync_aligned(1 + warpgroup(), 256);
+  }
+  __device__ __forceinline__ void pass_turn() {
+    ptx::barrier_arrive_aligned(2 - warpgroup(), 256);
+  }
 
   __device__ __forceinline__ void store() const {
     const OutputRows rows = output_rows(arguments_.base, memory().head, thread_query(), sizeof(Result));
@@ -272,7 +280,7 @@ class Consumer {
   uint32_t tiles_;  // shared memory
   int32_t warp_row_;
   tile::PipelineState query_, key_;  // values follow their keys by one step through a ring of the same length
-  int32_t first_scale_ = 0;  // of the head's keys and values
+  int32_t first_scale_ = 0;          // of the head's keys and values
   float exponent_scale_ = 0, norm_scale_ = 0;
   float value_scale_ = 0;  // of the values that are multiplied next, and of those in partial_
   int32_t held_ = 0;       // products in partial_

@@ -123,8 +123,7 @@ Sm90Order order_of(const Forward& problem, const Features& features) {
   const int64_t group = query[1] / problem.key.sizes[1];
   int64_t keys = problem.key.sizes[2];
   if (features.left_bound) keys = std::min(keys, problem.window_left + kTile);
-  const int64_t section =
-      features.right_bound ? group * std::max<int64_t>(1, kSectionBytes / (keys * 2 * kTile)) : 1;
+  const int64_t section = features.right_bound ? group * std::max<int64_t>(1, kSectionBytes / (keys * 2 * kTile)) : 1;
   return {.query_tiles = static_cast<int32_t>(query_tiles),
           .heads = static_cast<int32_t>(heads),
           .section_heads = static_cast<int32_t>(std::min(section, heads)),
@@ -144,11 +143,11 @@ void run(const Forward& problem, int choice, Context& context) {
   const int index = candidates(problem)[static_cast<size_t>(choice)];
   const ForwardConfig& config = kConfigs[index];
   const Codes codes = make_codes(problem, config, context);
-  launch_rounding({{problem.query, Target::kCodes, kTile, problem.rotate, codes.query, codes.query_scales,
-                    codes.query_norms},
-                   {problem.key, Target::kCodes, kTile, problem.rotate, codes.key, codes.key_scales, codes.key_norms},
-                   {problem.value, Target::kTransposedCodes, config.value_size, false, codes.value, codes.value_scales}},
-                  context);
+  launch_rounding(
+      {{problem.query, Target::kCodes, kTile, problem.rotate, codes.query, codes.query_scales, codes.query_norms},
+       {problem.key, Target::kCodes, kTile, problem.rotate, codes.key, codes.key_scales, codes.key_norms},
+       {problem.value, Target::kTransposedCodes, config.value_size, false, codes.value, codes.value_scales}},
+      context);
 
   ForwardProblem whole = attention_of(problem, problem.query, problem.key, problem.value);
   const Sizes sizes = sizes_of(whole);
