@@ -10,15 +10,15 @@ from __future__ import annotations
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
 from .allocation import AllocationStrategy, PrecisionConfig, PrecisionFormat, QuantizationMode, WeightFormat
 from .allocator import AdaptivePrecisionAllocator, LayerAllocation, PrecisionAllocation, RoundedLinear
-from .checkpoints import load_quantized, save_quantized
 from .config import FP8Config, FP8Format
-from .conversion import QuantizedEmbedding, convert_model
 from .convert import FP8LayerPlan, convert_model_to_fp8, plan_fp8, restore_from_fp8
 from .engine import FP8TrainingEngine, create_fp8_trainer
 from .fp4 import FP4Quantizer
 from .fused import fp8_gated_mlp, fp8_norm_linear
-from .hugging_face import register_huggingface
 from .linear import FP8LinearLayer
+from .models.checkpoints import load_quantized, save_quantized
+from .models.conversion import QuantizedEmbedding, convert_model
+from .models.hugging_face import register_huggingface
 from .quantized_linear import QuantizedLinear
 from .report import LayerNumerics, TensorNumerics, fp8_numerics_report
 from .rounding import clipped_quantize, gptq_quantize

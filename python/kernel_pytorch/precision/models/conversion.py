@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .._modules import replace_modules
-from .._ops.quantized_matmul import FORMATS, QuantizedWeight, quantize_weight, quantized_matmul
-from ..core.attention import AttentionLayer
-from ..core.linear import FusedLinearActivation
-from ..functional import activation as activate
-from ..mixture_of_experts.layers import MoELayer
-from .convert import convert_model_to_fp8
-from .own_layers import PROJECTION
-from .quantized_linear import QuantizedLinear
-from .sensitivity import is_skipped, quantizable_layers
+from ..._modules import replace_modules
+from ..._ops.quantized_matmul import FORMATS, QuantizedWeight, quantize_weight, quantized_matmul
+from ...core.attention import AttentionLayer
+from ...core.linear import FusedLinearActivation
+from ...functional import activation as activate
+from ...mixture_of_experts.layers import MoELayer
+from ..convert import convert_model_to_fp8
+from ..own_layers import PROJECTION
+from ..quantized_linear import QuantizedLinear
+from ..sensitivity import is_skipped, quantizable_layers
 
 
 class QuantizedLinearActivation(QuantizedLinear):

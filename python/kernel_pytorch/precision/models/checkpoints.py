@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._modules import replace_modules
-from .._ops.quantized_matmul import FORMATS, QuantizedWeight
+from ..._modules import replace_modules
+from ..._ops.quantized_matmul import FORMATS, QuantizedWeight
+from ..quantized_linear import QuantizedLinear
 from .conversion import QuantizedEmbedding
-from .quantized_linear import QuantizedLinear
 
 _KEY = "kernel_pytorch"  # of the file's metadata: formats by layer
 _OWN = ("codes", "scales", "zeros", "tensor_scale")
