@@ -74,7 +74,8 @@ def load_quantized(model: nn.Module, path: str | Path, *, strict: bool = True) -
         with _safetensors().safe_open(str(file), "pt") as opened:
             for part, found in json.loads((opened.metadata() or {}).get(_KEY, "{}")).items():
                 notes[part] |= found
-            tensors |= {name: opened.get_tensor(name) for name in opened}
+            names = opened.keys()  # it is no mapping: that is a method of its own
+            tensors |= {name: opened.get_tensor(name) for name in names}
     tensors |= {name: tensors[other] for name, other in notes["shared"].items()}
     config_file = path / "config.json" if path.is_dir() else path.with_name("config.json")
     config = json.loads(config_file.read_text()).get("quantization_config", {}) if config_file.exists() else {}
