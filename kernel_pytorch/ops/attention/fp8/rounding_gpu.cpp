@@ -38,8 +38,7 @@ RoundedTensor tensor_of(const Rounding& rounding, int64_t first_block) {
           .kind = rounding.kind,
           .has_vectors = columns * size_of(source.dtype) % 16 == 0 && has_aligned_rows(source),
           .target = rounding.target.data,
-          .scales = rounding.scales,
-          .norms = rounding.norms};
+          .scales = rounding.scales};
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 //
 // A step issues the product of the next scores and that of the last probabilities with their values together, and turns
 // the scores into probabilities while the second still runs. The tensor cores keep about 14 bits of an FP8 sum, so a
-// few blocks' products with their values begin at zero and are added to the output in fp32, times their scale: sums in
+// block's product with its values begins at zero and is added to the output in fp32, times the values' scale: sums in
 // two levels. The compiler's rules are those of attention/sm90/forward/consumer.cuh.
 #pragma once
 
@@ -57,46 +57,28 @@ class Consumer {
       const int32_t query_block =
           (tile.batch * score.heads + tile.head) * arguments_.base.order.query_tiles + tile.query_tile;
       exponent_scale_ = arguments_.base.exponent_scale * arguments_.query_scales[query_block];
-      norm_scale_ = arguments_.base.exponent_scale * arguments_.query_norms[query_block];
-      held_ = 0;
       shared_.query_full[query_.stage].wait(query_.parity);
       int32_t key = blocks().first;
-      is_bounded_ = !kConfig.takes_maxima;
-      stays_bounded(key);
       first_step(key);
       key -= kTile;
       // Blocks that a diagonal cuts, those that see every score, and those that a window's left edge cuts.
       if constexpr (kFeatures.right_bound) {
 #pragma unroll 1
-        for (; key >= blocks().last && key + kTile > blocks().whole_last; key -= kTile) {
-          stays_bounded(key);
-          step<true, false>(key);
-        }
+        for (; key >= blocks().last && key + kTile > blocks().whole_last; key -= kTile) step<true>(key);
       }
 #pragma unroll 1
       for (; key >= blocks().last && (!kFeatures.left_bound || key >= blocks().whole_first); key -= kTile) {
-        if (stays_bounded(key)) {
-          step<false, true>(key);
-        } else {
-          step<false, false>(key);
-        }
+        step<false>(key);
       }
       if constexpr (kFeatures.left_bound) {
 #pragma unroll 1
-        for (; key >= blocks().last; key -= kTile) step<true, false>(key);
+        for (; key >= blocks().last; key -= kTile) step<true>(key);
       }
       release(shared_.query_empty[query_.stage]);
       query_.advance(kQueryBuffers);
       last_product();
     }
     store();
-  }
-
-  // Whether norms bound the scores of this block and of all before it, whose largest is the reference.
-  __device__ __forceinline__ bool stays_bounded(int32_t key) {
-    const float norm = __ldg(arguments_.key_norms + first_scale_ + key / kTile);
-    is_bounded_ = is_bounded_ && norm_scale_ * norm <= kBound;
-    return is_bounded_;
   }
 
   // What a warp knows of its tile waits in shared memory, since its registers are short.
@@ -161,13 +143,13 @@ class Consumer {
     pack_probabilities(probabilities_, scores_);
   }
 
-  template <bool kMasked, bool kBounded>
+  template <bool kMasked>
   __device__ __forceinline__ void step(int32_t key) {
     const int32_t block = first_scale_ + key / kTile;
     const float scale = exponent_scale_ * __ldg(arguments_.key_scales + block);
     const float next_scale = __ldg(arguments_.value_scales + block);
-    shared_.key_full[key_.stage].wait(key_.parity);
     const tile::PipelineState value = before(key_);
+    shared_.key_full[key_.stage].wait(key_.parity);
     shared_.value_full[value.stage].wait(value.parity);
     if constexpr (kConfig.in_turns) wait_for_turn();
     ptx::wgmma_fence();
@@ -181,23 +163,16 @@ class Consumer {
     release_keys();
     if constexpr (kMasked) hide(key);
     float factors[2];
-    bool has_grown;
-    if constexpr (kBounded) {
-      has_grown = rows_.add_bounded(scores_, scale, factors);
-    } else {
-      has_grown = rows_.add(scores_, scale, factors);
-    }
+    const bool has_grown = rows_.add(scores_, scale, factors);
     pin();
     ptx::wgmma_wait_group<0>();
     ptx::tie_registers(partial_);
     ptx::tie_registers(scores_);
     release(shared_.value_empty[value.stage]);
-    if (++held_ == kConfig.held || has_grown || next_scale != value_scale_) {
-      promote();
-      if (has_grown) {
+    promote();
+    if (has_grown) {
 #pragma unroll
-        for (int i = 0; i < OutputMma::kCount; ++i) output_[i] *= factors[i / 2 % 2];
-      }
+      for (int i = 0; i < OutputMma::kCount; ++i) output_[i] *= factors[i / 2 % 2];
     }
     value_scale_ = next_scale;
     pack_probabilities(probabilities_, scores_);
@@ -225,13 +200,12 @@ class Consumer {
   }
   __device__ __forceinline__ void issue_output(int stage) {
     const uint32_t values = ValueTile::base(tiles_ + values_at(kConfig) + stage * value_bytes(kConfig));
-    tile::multiply<OutputMma, ValueTile, kSteps>(partial_, probabilities_, values, held_ > 0);
+    tile::multiply<OutputMma, ValueTile, kSteps>(partial_, probabilities_, values, false);
   }
-  // Adds what the tensor core has summed, of values of one scale, to the output.
+  // Adds what the tensor core has summed of a block to the output.
   __device__ __forceinline__ void promote() {
 #pragma unroll
     for (int i = 0; i < OutputMma::kCount; ++i) output_[i] = fmaf(partial_[i], value_scale_, output_[i]);
-    held_ = 0;
   }
   // Keeps the exponentials from being moved behind the wait that follows.
   __device__ __forceinline__ void pin() {
@@ -281,11 +255,9 @@ class Consumer {
   int32_t warp_row_;
   tile::PipelineState query_, key_;  // values follow their keys by one step through a ring of the same length
   int32_t first_scale_ = 0;          // of the head's keys and values
-  float exponent_scale_ = 0, norm_scale_ = 0;
-  float value_scale_ = 0;  // of the values that are multiplied next, and of those in partial_
-  int32_t held_ = 0;       // products in partial_
-  bool is_bounded_ = false;
-  Rows<kConfig.polynomial> rows_;
+  float exponent_scale_ = 0;
+  float value_scale_ = 0;  // of the values that are multiplied next
+  Rows rows_;
   float scores_[ScoreMma::kCount];
   float partial_[OutputMma::kCount];
   float output_[OutputMma::kCount];

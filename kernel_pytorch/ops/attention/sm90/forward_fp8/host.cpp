@@ -17,8 +17,7 @@ namespace kernel_pytorch::attention::fp8 {
 
 constexpr auto kConfigFields =
     config_fields<ForwardConfig>(config_field<&ForwardConfig::value_size>(), config_field<&ForwardConfig::stages>(),
-                                 config_field<&ForwardConfig::in_turns>(), config_field<&ForwardConfig::polynomial>(),
-                                 config_field<&ForwardConfig::held>(), config_field<&ForwardConfig::takes_maxima>());
+                                 config_field<&ForwardConfig::in_turns>());
 constexpr ConfigFields fields_of(const ForwardConfig&) {
   return kConfigFields;
 }
@@ -38,14 +37,8 @@ constexpr const char* kNeedsPositiveScale = "takes positive scales only";
 constexpr ForwardConfig kConfigs[] = {
     {.value_size = 64, .stages = 4, .in_turns = false},
     {.value_size = 64, .stages = 4, .in_turns = true},
-    {.value_size = 64, .stages = 4, .in_turns = true, .polynomial = 2},
     {.value_size = 128, .stages = 4, .in_turns = false},
     {.value_size = 128, .stages = 4, .in_turns = true},
-    {.value_size = 128, .stages = 4, .in_turns = false, .polynomial = 2},
-    {.value_size = 128, .stages = 4, .in_turns = true, .polynomial = 2},
-    {.value_size = 128, .stages = 4, .in_turns = true, .polynomial = 4},
-    {.value_size = 128, .stages = 4, .in_turns = true, .held = 1},
-    {.value_size = 128, .stages = 4, .in_turns = true, .takes_maxima = true},
 };
 // clang-format on
 constexpr int64_t kMaximum = 1 << 30;
@@ -92,7 +85,6 @@ DeviceCode code_of(const ForwardConfig& config, const Features& features, DType 
 struct Codes {
   TensorView query{}, key{}, value{};
   float *query_scales = nullptr, *key_scales = nullptr, *value_scales = nullptr;
-  float *query_norms = nullptr, *key_norms = nullptr;
 };
 Codes make_codes(const Forward& problem, const ForwardConfig& config, Context& context) {
   const auto& query = problem.query.sizes;
@@ -111,9 +103,7 @@ Codes make_codes(const Forward& problem, const ForwardConfig& config, Context& c
           .value = bytes(key[0], key[1], config.value_size, key_rows),
           .query_scales = scales(query[0] * query[1] * query_rows / kTile),
           .key_scales = scales(key[0] * key[1] * key_rows / kTile),
-          .value_scales = scales(key[0] * key[1] * key_rows / kTile),
-          .query_norms = scales(query[0] * query[1] * query_rows / kTile),
-          .key_norms = scales(key[0] * key[1] * key_rows / kTile)};
+          .value_scales = scales(key[0] * key[1] * key_rows / kTile)};
 }
 
 // The longest rows first where they differ in length, heads in sections whose keys and values stay in L2.
@@ -144,8 +134,8 @@ void run(const Forward& problem, int choice, Context& context) {
   const ForwardConfig& config = kConfigs[index];
   const Codes codes = make_codes(problem, config, context);
   launch_rounding(
-      {{problem.query, Target::kCodes, kTile, problem.rotate, codes.query, codes.query_scales, codes.query_norms},
-       {problem.key, Target::kCodes, kTile, problem.rotate, codes.key, codes.key_scales, codes.key_norms},
+      {{problem.query, Target::kCodes, kTile, problem.rotate, codes.query, codes.query_scales},
+       {problem.key, Target::kCodes, kTile, problem.rotate, codes.key, codes.key_scales},
        {problem.value, Target::kTransposedCodes, config.value_size, false, codes.value, codes.value_scales}},
       context);
 
@@ -175,8 +165,6 @@ void run(const Forward& problem, int choice, Context& context) {
   arguments.query_scales = codes.query_scales;
   arguments.key_scales = codes.key_scales;
   arguments.value_scales = codes.value_scales;
-  arguments.query_norms = codes.query_norms;
-  arguments.key_norms = codes.key_norms;
   arguments.key_blocks = static_cast<int32_t>(codes.key.sizes[2] / kTile);
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(std::min(base.order.total, std::max(context.info->cuda.multiprocessors, 1)));
@@ -195,7 +183,7 @@ std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
   const Features causal{.right_bound = true}, window{.right_bound = true, .left_bound = true};
   for (const ForwardConfig& config : kConfigs) codes.push_back(code_of(config, causal, DType::kBFloat16));
-  for (const int index : {0, 3}) {  // of each value size the first
+  for (const int index : {0, 2}) {  // of each value size the first
     for (const Features& features : {Features{}, window}) {
       codes.push_back(code_of(kConfigs[index], features, DType::kBFloat16));
     }

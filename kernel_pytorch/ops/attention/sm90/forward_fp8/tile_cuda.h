@@ -13,12 +13,9 @@ inline constexpr int kTileBytes = kTile * 128;
 inline constexpr int kQueryBuffers = 2;
 
 struct ForwardConfig {
-  int value_size = 128;       // of the tile: 64 or 128
-  int stages = 4;             // blocks of keys, and of values, in shared memory
-  bool in_turns = false;      // warpgroups issue their products one after the other
-  int polynomial = 0;         // of eight exponentials, how many the FMA pipes compute
-  int held = 4;               // blocks of keys whose products the tensor core sums before they are added in fp32
-  bool takes_maxima = false;  // of every block, though norms say that no score leaves the range of floats
+  int value_size = 128;   // of the tile: 64 or 128
+  int stages = 4;         // blocks of keys, and of values, in shared memory
+  bool in_turns = false;  // warpgroups issue their products one after the other
 };
 
 KP_SHARED_CODE constexpr int value_bytes(ForwardConfig config) {
@@ -43,8 +40,6 @@ struct ForwardArguments {
   const float* query_scales;  // [batch, heads, query blocks]
   const float* key_scales;    // [batch, key heads, key blocks]
   const float* value_scales;
-  const float* query_norms;  // of the longest row of a block; shapes as above
-  const float* key_norms;
   int32_t key_blocks;
 };
 
