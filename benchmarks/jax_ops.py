@@ -235,9 +235,7 @@ def machine_facts(device: str) -> dict[str, Any]:
         "device": jax.devices("gpu")[0].device_kind if device == "gpu" else processor(),
         "jax": jax.__version__,
         "kernel_pytorch": kernel_pytorch.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": provenance.commit(),
-        "command": provenance.command(),
+        **provenance.record(),
     }
 
 

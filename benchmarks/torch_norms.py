@@ -14,7 +14,6 @@ import contextlib
 import json
 import platform
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -195,9 +194,7 @@ def describe_machine(device: torch.device) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "kernel_pytorch": kernel_pytorch.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": provenance.commit(),
-        "command": provenance.command(),
+        **provenance.record(),
     }
 
 

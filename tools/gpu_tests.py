@@ -260,7 +260,7 @@ def verify_ops(device: str, clock: Clock, processes: int) -> list[Part]:
 def machine() -> dict[str, Any]:
     text, _ = run([sys.executable, "-c", _MACHINE], 120)
     facts = dict(json.loads(text.splitlines()[-1]))
-    return {**facts, "date": time.strftime("%Y-%m-%d"), "commit": provenance.commit(), "command": provenance.command()}
+    return {**facts, **provenance.record()}
 
 
 _MACHINE = """

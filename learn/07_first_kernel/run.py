@@ -19,11 +19,14 @@ lines.roof("latency of memory, one warp", alone * 1e9, "ns")
 lines.roof("latency of memory, all SMs full", memory * 1e9, "ns")
 lines.roof("latency of the L1 cache", first_level * 1e9, "ns")
 together = gpu.multiprocessors() * (2048 // threads)  # rows that run at the same time
-seconds = max(rows / together, 1) * (columns / threads) * (memory + first_level)
+# The two loops have 10 and 23 instructions; 2,048 threads are 16 warps for each scheduler, which issues one per cycle.
+issue = 33 * 2048 / 32 / 4 / gpu.clock()
+lines.roof("33 instructions of 16 warps", issue * 1e9, "ns")
+seconds = max(rows / together, 1) * (columns / threads) * (memory + first_level + issue)
 lines.predicted(
     "7 first kernel",
     max(seconds, bytes_ / copy),
-    "rows / rows at a time * loads per thread * (latency of memory, all SMs full + latency of L1)",
+    "rows / rows at a time * loads per thread * (latency of memory, all SMs full + latency of L1 + instructions)",
 )
 
 x, weight = torch.randn(rows, columns, device="cuda").bfloat16(), torch.randn(columns, device="cuda").bfloat16()

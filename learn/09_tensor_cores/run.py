@@ -11,13 +11,16 @@ n = 1024 if "--quick" in sys.argv else 8192
 lines.problem(f"C = A B^T of {n} x {n} bf16 on {torch.cuda.get_device_name()}")
 bytes_, flops = 6.0 * n * n, 2.0 * n**3
 
-mma, shared = gpu.mma_rate(), gpu.shared_rate()
+mma, shared, l2 = gpu.mma_rate(), gpu.shared_rate(), gpu.l2_rate()
 lines.roof("mma", mma / 1e12, "TFLOP/s")
 lines.roof("shared memory", shared / 1e12, "TB/s")
+lines.roof("the L2 cache", l2 / 1e12, "TB/s")
 # For 16 elements of k a block of 128 x 128 writes 256 rows of 32 bytes, and each half of them is read by two warps.
-products, moved = flops / mma, (n // 128) ** 2 * (n // 16) * 3 * 256 * 32 / shared
-lines.predicted("9 in turn", products + moved, "FLOPs / mma + bytes of shared memory / its rate")
-lines.predicted("9 ahead", max(products, moved), "the larger of the two")
+steps = (n // 128) ** 2 * (n // 16)
+products, moved, fetched = flops / mma, steps * 3 * 256 * 32 / shared, steps * 256 * 32 / l2
+in_turn = products + moved
+lines.predicted("9 in turn", max(in_turn, fetched), "FLOPs / mma + bytes of shared memory / its rate, or those of L2")
+lines.predicted("9 ahead", max(products, moved, fetched), "the largest of FLOPs / mma, shared memory and L2")
 
 a, b = (torch.randn(n, n, device="cuda").bfloat16() for _ in range(2))
 c, expected = torch.empty_like(a), a.float() @ b.float().T

@@ -120,6 +120,13 @@ def multiprocessors() -> int:
     return torch.cuda.get_device_properties(0).multi_processor_count
 
 
+def clock() -> float:
+    """Cycles per second of an SM at most; each of its four schedulers issues one instruction of a warp per cycle."""
+    kilohertz, attribute = ctypes.c_int(), 13  # CU_DEVICE_ATTRIBUTE_CLOCK_RATE
+    _check(_driver().cuDeviceGetAttribute(ctypes.byref(kilohertz), attribute, 0), "cuDeviceGetAttribute")
+    return kilohertz.value * 1e3
+
+
 def copy_rate(bytes_: int) -> float:
     """Bytes read and written per second by a copy that moves this many."""
     source = torch.randn(bytes_ // 4, device="cuda").to(torch.bfloat16)
@@ -162,6 +169,14 @@ def shared_rate() -> float:
     kernel = Kernel(_SUPPORT / "roofs.cu", "shared_rate")
     out = torch.zeros(blocks * 256, dtype=torch.int32, device="cuda")
     return blocks * 8 * rounds * 8 * 512 / seconds_of(lambda: kernel((blocks, 1), 256, rounds, out))
+
+
+def l2_rate() -> float:
+    """Bytes per second that all SMs together read from the L2 cache: 16 MiB, which it holds and no L1 cache does."""
+    count, rounds, blocks = 1 << 20, 2, multiprocessors() * 4
+    kernel, words = Kernel(_SUPPORT / "roofs.cu", "l2_rate"), _random_words(4 << 20)
+    out = torch.zeros(blocks * 256, dtype=torch.int32, device="cuda")
+    return blocks * rounds * count * 16 / seconds_of(lambda: kernel((blocks, 1), 256, words, count, rounds, out))
 
 
 def wgmma_rate() -> float:

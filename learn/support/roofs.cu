@@ -1,4 +1,5 @@
-// Roofs of a GPU, each by a kernel that does nothing else: latency of memory, shared memory, mma, wgmma, exponentials.
+// Roofs of a GPU, each by a kernel that does nothing else: latency of memory, L2 cache, shared memory, mma, wgmma,
+// exponentials.
 #include "kernel_pytorch/base/fixed_width.h"
 #include "kernel_pytorch/cuda/ptx/fence.cuh"
 #include "kernel_pytorch/cuda/ptx/math.cuh"
@@ -18,6 +19,24 @@ extern "C" __global__ void walk(const uint32_t* next, int hops, uint32_t* places
 #pragma unroll 1
   for (int i = 0; i < hops; ++i) at = next[at + threadIdx.x % 16];
   if (threadIdx.x % 32 == 0) place = at;
+}
+
+// Every block reads all of `words` (16 bytes each, a power of two of them) `rounds` times, from a place of its own on:
+// after the first round they come from the L2 cache, since L1 holds a small part of them.
+extern "C" __global__ void l2_rate(const ptx::Word4* words, int count, int rounds, uint32_t* out) {
+  const uint32_t first = blockIdx.x * 8191u * blockDim.x + threadIdx.x, mask = count - 1;
+  uint32_t sum = 0;
+#pragma unroll 1
+  for (uint32_t at = 0; at < static_cast<uint32_t>(rounds) * count; at += 8 * blockDim.x) {
+    ptx::Word4 values[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      values[i] = ptx::ld_global_nc_l1_no_allocate_v4(words + ((first + at + i * blockDim.x) & mask));
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum ^= values[i].x ^ values[i].y ^ values[i].z ^ values[i].w;
+  }
+  out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
 }
 
 // ldmatrix of 512 bytes, eight per round and warp, without conflicts of banks.

@@ -23,6 +23,7 @@ RESULTS = sorted((ROOT / "benchmarks/results").iterdir())
 JSON_RESULTS = [path for path in RESULTS if path.suffix == ".json"]
 COMMIT = re.compile(rf"[0-9a-f]{{40}}({provenance.CHANGED})?")
 RECORDED_SINCE = "2026-11-17"  # older runs recorded neither; `provenance` in the file says what was found out later
+CONDITIONS_SINCE = "2026-11-19"  # older runs did not record the state of their machine
 
 
 def complaint_about(machine: dict[str, Any]) -> str:
@@ -35,6 +36,8 @@ def complaint_about(machine: dict[str, Any]) -> str:
         return "a run of today records its commit and command itself"
     if machine["date"] < RECORDED_SINCE and "provenance" not in machine:
         return "commit and command of an old run need a word on where they are from (provenance)"
+    if machine["date"] >= CONDITIONS_SINCE and "cpus_busy_with_others" not in machine.get("conditions", {}):
+        return "no conditions: the script stores provenance.record()"
     return ""
 
 
@@ -73,6 +76,7 @@ def test_commits_exist_in_the_history() -> None:
         {"command": "not recorded"},
         {"provenance": "guessed"},
         {"date": "2026-11-01"},
+        {"date": CONDITIONS_SINCE},
     ],
 )
 def test_a_run_without_them_is_refused(change: dict[str, str]) -> None:
@@ -89,6 +93,7 @@ def test_a_new_run_records_both(monkeypatch: pytest.MonkeyPatch) -> None:
     assert provenance.commit() == "b" * 40
     words = [str(ROOT / "benchmarks/x.py"), "--only", "a b", "--output", "/elsewhere/out.json"]
     assert provenance.command(words) == "python benchmarks/x.py --only 'a b' --output out.json"
+    assert complaint_about({**provenance.record(), "date": CONDITIONS_SINCE}) == ""
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import subprocess
@@ -134,9 +133,7 @@ def _stored(rows: list[dict[str, Any]], found: dict[str, Any]) -> dict[str, Any]
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "kernel_pytorch": kernel_pytorch.__version__,
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
-        "commit": provenance.commit(),
-        "command": provenance.command(["-m", "zoo", *sys.argv[1:]]),
+        **provenance.record(["-m", "zoo", *sys.argv[1:]]),
     }
     kept = ("model", "outcome", "reason", "failures", "coverage", "inference seconds", "train seconds", "clock seconds")
     shown = [{key: row[key] for key in kept if row.get(key)} for row in rows]

@@ -6,6 +6,8 @@
 namespace kernel_pytorch::mean_pooling {
 
 inline constexpr int kThreads = 256;
+// Forward: 4 blocks of 256 threads with 8 vectors each keep 128 KiB on their way to a multiprocessor.
+inline constexpr int kBlocksPerMultiprocessor = 4, kAhead = 8;
 
 // Which tokens a mean is over: those between two offsets, or a chunk.
 struct Means {

@@ -58,11 +58,24 @@ int64_t lanes_for(int64_t row_vectors) {
   return std::min<int64_t>(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(row_vectors))), 32);
 }
 
-// Parts of a mean: so many that the device has eight blocks for every multiprocessor, each with 32 tokens a thread.
-int64_t parts_of(const Sizes& sizes, int64_t blocks, int64_t groups, const DeviceInfo& device) {
-  const int64_t wanted = 8 * std::max(device.cuda.multiprocessors, 1) / std::max<int64_t>(blocks, 1);
-  const int64_t most = std::max<int64_t>(sizes.tokens / std::max<int64_t>(sizes.means, 1), 1) / (groups * 32);
-  return std::clamp<int64_t>(std::min(wanted, most), 1, 64);
+// How the threads of a block share tokens and columns, and how many blocks share a mean. All blocks should be resident
+// at once, and a multiprocessor full of them. Narrower blocks, down to 128 bytes of a row, come before parts of a mean:
+// those need counters and a second visit to their sums.
+struct Split {
+  int64_t lanes, strips, parts;
+};
+Split split_of(const Sizes& sizes, int64_t row_vectors, const DeviceInfo& device) {
+  constexpr int64_t kFewestLanes = 8;
+  const int64_t resident = int64_t{kBlocksPerMultiprocessor} * std::max(device.cuda.multiprocessors, 1);
+  const int64_t mean_tokens = std::max<int64_t>(sizes.tokens / std::max<int64_t>(sizes.means, 1), 1);
+  const auto strips_of = [&](int64_t lanes) { return (row_vectors + lanes - 1) / lanes; };
+  const auto enough_tokens = [&](int64_t lanes) { return mean_tokens * lanes >= int64_t{4} * kAhead * kThreads; };
+  int64_t lanes = lanes_for(row_vectors);
+  while (lanes > kFewestLanes && sizes.rows() * strips_of(lanes) * 2 <= resident && enough_tokens(lanes / 2))
+    lanes /= 2;
+  const int64_t blocks = std::max<int64_t>(sizes.rows() * strips_of(lanes), 1);
+  const int64_t most = mean_tokens * lanes / (int64_t{4} * kAhead * kThreads);
+  return {lanes, strips_of(lanes), std::clamp<int64_t>(std::min(resident / blocks, most), 1, 64)};
 }
 
 void run_forward(const Forward& problem, int, Context& context) {
@@ -74,8 +87,7 @@ void run_forward(const Forward& problem, int, Context& context) {
   const bool vectors = has_vectors(x, problem.output);
   const int64_t vector_elements = vectors ? 16 / size_of(x.dtype) : 1;
   const int64_t row_vectors = sizes.columns / vector_elements;
-  const int64_t lanes = lanes_for(row_vectors);
-  const int64_t strips = (row_vectors + lanes - 1) / lanes;
+  const auto [lanes, strips, parts] = split_of(sizes, row_vectors, *context.info);
   KP_CHECK(strips < 65536, "mean pooling: rows have ", sizes.columns, " columns; at most ", 65535 * 32,
            " vectors of them are supported");
   ForwardArguments arguments{.means = means_of(sizes, problem.offsets),
@@ -90,7 +102,6 @@ void run_forward(const Forward& problem, int, Context& context) {
                              .parts = 1,
                              .partials = nullptr,
                              .arrived = nullptr};
-  const int64_t parts = parts_of(sizes, sizes.rows() * strips, kThreads / lanes, *context.info);
   if (parts > 1) {
     const auto partial_bytes = static_cast<size_t>(sizes.rows() * parts * sizes.columns) * sizeof(float);
     const auto arrived_bytes = static_cast<size_t>(sizes.rows() * strips) * sizeof(uint32_t);

@@ -26,30 +26,52 @@ __device__ __forceinline__ Range range_of(const Means& means, int64_t mean) {
   return {mean * means.chunk, min((mean + 1) * means.chunk, static_cast<long long>(means.tokens))};
 }
 
-// A vector of columns, or one column of any stride.
+// What a thread has of a row: a vector of columns, or one column of any stride.
 template <class T, bool kVectors>
 struct Columns {
-  static constexpr int kCount = kVectors ? tile::Vector<T>::kCount : 1;
-  static __device__ __forceinline__ void load(const T* row, int64_t column, int64_t stride, float (&values)[kCount]) {
-    if constexpr (kVectors) {
-      tile::load_shared_by_all<T>(row + column).unpack(values);
-    } else {
-      values[0] = tile::to_float<T>(row[column * stride]);
-    }
+  static constexpr int kCount = tile::Vector<T>::kCount;
+  using Raw = tile::Vector<T>;
+  static __device__ __forceinline__ Raw load(const T* row, int64_t column, int64_t = 1) {
+    return tile::load_shared_by_all<T>(row + column);
+  }
+  static __device__ __forceinline__ Raw load_if(bool wanted, const T* row, int64_t column, int64_t) {
+    return tile::load_shared_by_all_if<T>(wanted, row + column);
   }
   static __device__ __forceinline__ void store(T* row, int64_t column, const float (&values)[kCount]) {
-    if constexpr (kVectors) {
-      *reinterpret_cast<tile::Vector<T>*>(row + column) = tile::Vector<T>::pack(values);
-    } else {
-      row[column] = tile::from_float<T>(values[0]);
-    }
+    *reinterpret_cast<Raw*>(row + column) = Raw::pack(values);
+  }
+};
+template <class T>
+struct Columns<T, false> {
+  static constexpr int kCount = 1;
+  struct Raw {
+    T value;
+    __device__ __forceinline__ void unpack(float (&values)[1]) const { values[0] = tile::to_float<T>(value); }
+  };
+  static __device__ __forceinline__ Raw load(const T* row, int64_t column, int64_t stride = 1) {
+    return {row[column * stride]};
+  }
+  static __device__ __forceinline__ Raw load_if(bool wanted, const T* row, int64_t column, int64_t stride) {
+    return wanted ? load(row, column, stride) : Raw{tile::from_float<T>(0.0f)};
+  }
+  static __device__ __forceinline__ void store(T* row, int64_t column, const float (&values)[1]) {
+    row[column] = tile::from_float<T>(values[0]);
   }
 };
 
+template <class Raw, int kCount>
+__device__ __forceinline__ void add(const Raw& raw, float (&totals)[kCount]) {
+  float values[kCount];
+  raw.unpack(values);
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) totals[k] += values[k];
+}
+
 template <class T, bool kVectors>
-__global__ void __launch_bounds__(kThreads, 3) forward(const __grid_constant__ ForwardArguments arguments) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    forward(const __grid_constant__ ForwardArguments arguments) {
   using Columns = Columns<T, kVectors>;
-  constexpr int kCount = Columns::kCount, kAhead = 4;
+  constexpr int kCount = Columns::kCount;
   __shared__ float sums[kCount][kThreads];
   __shared__ bool is_last;
   const int lanes = arguments.lanes, groups = kThreads / lanes;
@@ -69,20 +91,24 @@ __global__ void __launch_bounds__(kThreads, 3) forward(const __grid_constant__ F
 
   float totals[kCount] = {};
   if (column < arguments.columns) {
-    for (int64_t first = begin + group; first < end; first += kAhead * groups) {
-      float values[kAhead][kCount] = {};
+    const T* token = start + (begin + group) * arguments.token_stride;
+    const int64_t step = groups * arguments.token_stride;
+    int64_t first = begin + group;
+    for (; first + (kAhead - 1) * groups < end; first += kAhead * groups, token += kAhead * step) {
+      typename Columns::Raw raw[kAhead];  // all are asked for before the first is used
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) raw[i] = Columns::load(token + i * step, column, arguments.column_stride);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) add(raw[i], totals);
+    }
+    if (first < end) {  // fewer than kAhead are left
+      typename Columns::Raw raw[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        const int64_t token = first + i * groups;
-        if (token < end) {
-          Columns::load(start + token * arguments.token_stride, column, arguments.column_stride, values[i]);
-        }
+        raw[i] = Columns::load_if(first + i * groups < end, token + i * step, column, arguments.column_stride);
       }
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-#pragma unroll
-        for (int k = 0; k < kCount; ++k) totals[k] += values[i][k];
-      }
+      for (int i = 0; i < kAhead; ++i) add(raw[i], totals);
     }
   }
 #pragma unroll
@@ -173,7 +199,7 @@ __global__ void __launch_bounds__(kThreads) backward(const __grid_constant__ Bac
   for (int64_t column = lane * Columns::kCount; column < arguments.columns;
        column += arguments.lanes * Columns::kCount) {
     float values[Columns::kCount] = {};
-    if (mean >= 0) Columns::load(source, column, 1, values);
+    if (mean >= 0) Columns::load(source, column).unpack(values);
 #pragma unroll
     for (float& value : values) value *= factor;
     Columns::store(target, column, values);
