@@ -186,7 +186,7 @@ template <class T, int kLanes>
 __global__ void __launch_bounds__(kRoundThreads, kLanes == 8 ? 2 : 1)
     round_operands(const __grid_constant__ RoundArguments arguments) {
   __shared__ __align__(16) uint32_t codes[kBlockRows * 32];
-  __shared__ uint32_t largest[kRoundWarps];
+  __shared__ uint32_t largest[2][kRoundWarps];
   tile::follow_closely();
   const auto index = static_cast<int32_t>(blockIdx.x);
   int which = 0;
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kRoundThreads, kLanes == 8 ? 2 : 1)
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) most = max(most, __float_as_uint(values[i][j]) & 0x7fffffffu);
   }
-  most = block_max(most, largest);
+  most = block_max(most, largest[0]);
   const int exponent = scale_exponent(most);
   const float scale = __uint_as_float(power_of_two_bits(exponent));
   const float factor = __uint_as_float(power_of_two_bits(-exponent));
@@ -243,6 +243,23 @@ __global__ void __launch_bounds__(kRoundThreads, kLanes == 8 ? 2 : 1)
         ptx::st_shared_v4(ptx::shared_address(codes) + row * 128 + (unit ^ row / 16) * 16, words);
       }
     }
+  }
+  if (tensor.norms != nullptr) {
+    float longest = 0;
+#pragma unroll
+    for (int i = 0; i < kTurns<kLanes>; ++i) {
+      float squares = 0;
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) squares = fmaf(values[i][j], values[i][j], squares);
+#pragma unroll
+      for (int distance = 1; distance < kLanes; distance *= 2) {
+        squares += __shfl_xor_sync(0xffffffffu, squares, distance);
+      }
+      longest = fmaxf(longest, squares);
+    }
+    longest = __uint_as_float(block_max(__float_as_uint(longest), largest[1]));
+    // Codes are no more than a sixteenth longer than what they were rounded from.
+    if (threadIdx.x == 0) tensor.norms[place] = 1.07f * scale * sqrtf(longest);
   }
   if (tensor.kind != Target::kTransposedCodes) return;
   __syncthreads();

@@ -15,6 +15,7 @@ struct Rounding {
   bool rotates = false;
   TensorView target{};
   float* scales = nullptr;
+  float* norms = nullptr;
 };
 
 // Codes times scale in the source's type, contiguous, in memory of the call.

@@ -64,6 +64,7 @@ struct RoundedTensor {
   bool has_vectors;  // 16 bytes may be read at once
   void* target;
   float* scales;  // [batch, heads, blocks]; null with kValues
+  float* norms;   // of the longest row of each block, no less than it is; null: not wanted
 };
 struct RoundArguments {
   RoundedTensor tensors[3];

@@ -38,7 +38,8 @@ RoundedTensor tensor_of(const Rounding& rounding, int64_t first_block) {
           .kind = rounding.kind,
           .has_vectors = columns * size_of(source.dtype) % 16 == 0 && has_aligned_rows(source),
           .target = rounding.target.data,
-          .scales = rounding.scales};
+          .scales = rounding.scales,
+          .norms = rounding.norms};
 }
 
 }  // namespace
