@@ -58,7 +58,7 @@ struct Found {
   std::string obstacles;
 };
 
-// A vendor's kernel runs only where it was measured or asked for, so it is not what a step can count on.
+// A vendor's kernel takes less (no scales of rows, no amax), so it is not what a step can count on.
 Found kernel_for(std::string_view op, std::vector<int64_t> shape, Options options, const DeviceInfo& device) {
   const registry::AnyOperation* operation = find_operation(op);
   KP_CHECK(operation != nullptr, "float8 plan: there is no op \"", op, "\"");

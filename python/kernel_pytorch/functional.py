@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import _torch as _torch  # first: it says what is missing where torch is missing or old
 from ._ops.activation import activation, gelu, relu, relu_squared, silu
 from ._ops.attention import attention
+from ._ops.attention_fp8 import attention_fp8
 from ._ops.attention_part import attention_part_, attention_part_backward_
 from ._ops.block_list import BlockLists, block_lists, select_blocks, select_by_scores
 from ._ops.cross_entropy import (
@@ -56,6 +57,7 @@ __all__ = [
     "add_rms_norm",
     "append_kv",
     "attention",
+    "attention_fp8",
     "attention_part_",
     "attention_part_backward_",
     "block_lists",

@@ -113,6 +113,31 @@ def attention(d: Draw, name: str) -> Case:
     return _spoil(d, case, heads, dtype)
 
 
+@generates("attention_fp8")
+def attention_fp8(d: Draw, name: str) -> Case:
+    """Against fp64 on the inputs as they are: what rounding to four bits may cost, and no more."""
+    dtype = d.dtype(double=False)
+    batch, heads, key_heads, queries, keys, size, value_size = _shapes(d)
+    layout = d.choice(("bhsd", "bshd"))
+    shapes = ([batch, heads, queries, size], [batch, key_heads, keys, size], [batch, key_heads, keys, value_size])
+    args = [d.normal(shape, dtype) for shape in shapes]
+    options: dict[str, Any] = {"causal": d.maybe(), "rotate": d.maybe()}
+    if d.maybe(0.3):
+        options["window"] = (d.between(0, 30), d.choice((-1, 0, 5)))
+    exact = {k: v for k, v in options.items() if k != "rotate"}
+    expected = attend(*(x.double() for x in args), **exact)[0]
+    if layout == "bshd":
+        args = [x.transpose(1, 2).contiguous() for x in args]
+        expected = expected.transpose(1, 2)
+
+    def check(output: Tensor, case: Case) -> str | None:
+        # A score of n columns errs by about 2^-5 of its terms, and multiplies probabilities.
+        error = float((output.double() - expected).abs().max()) if output.numel() else 0.0
+        return None if error < 0.5 else f"attention_fp8 is off by {error}"
+
+    return Case(tuple(args), options | {"layout": layout}, check=check, gradients=False)
+
+
 @generates("attention_part_", "attention_part_backward_")
 def part(d: Draw, name: str) -> Case:
     dtype = d.choice((torch.float32, torch.bfloat16, torch.float64))

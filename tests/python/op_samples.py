@@ -189,6 +189,7 @@ def _attention(seed: Tensor) -> None:
     )  # fmt: skip
     _both(functional.attention, query, key, value, return_lse=True, **options)
     _both(functional.attention, query, key, value, block_mask=lists)
+    functional.attention_fp8(*(x.detach() for x in (query, key, value)), rotate=True, return_lse=True)
     packed = [leaf(7, 2, 8) for _ in range(3)]
     offsets = torch.tensor([0, 3, 7])
     _both(functional.attention, *packed, cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=4, max_seqlen_k=4)

@@ -150,13 +150,14 @@ def test_what_does_not_exist_is_refused() -> None:
         assert getattr(FP8Config(), name) is False
         with pytest.raises(ValueError, match=f"FP8Config: {name} is True; .* here.*leave it False"):
             FP8Config(**{name: True})
-    with pytest.raises(ValueError, match="attention has no FP8 kernel here"):
-        FP8AttentionConfig(use_fp8=True)
+    with pytest.raises(ValueError, match="attention multiplies in e4m3"):
+        FP8AttentionConfig(use_fp8=True, fp8_format="e5m2")
     with pytest.raises(ValueError, match="warp_specialization would have no effect"):
         FP8AttentionConfig(warp_specialization=True)
     with pytest.raises(ValueError, match="fp8_format is 'e3m4'"):
         FP8AttentionConfig(fp8_format="e3m4")
-    assert repr(FP8AttentionConfig()) == "FP8AttentionConfig(use_fp8=False, fp8_format='e4m3')"
+    with pytest.raises(ValueError, match="sequence_length_threshold is -1"):
+        FP8AttentionConfig(sequence_length_threshold=-1)
 
 
 def test_a_scale_must_name_its_convention() -> None:

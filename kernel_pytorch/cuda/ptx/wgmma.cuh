@@ -119,25 +119,38 @@ struct SparseWgmma;
                      "n"(kStepB), "n"(kDescriptorHighWord));                                                        \
     }                                                                                                               \
   };
-// FP8 operands are never transposed and may differ in type; in shared memory both.
-#define KP_WGMMA_FP8_OF(N, COUNT, TYPEA, NAMEA, TYPEB, NAMEB, I0, I1, I2, I3, I4, I5, ...)                 \
-  template <>                                                                                              \
-  struct Wgmma<N, WgmmaType::TYPEA, WgmmaType::TYPEB> {                                                    \
-    static constexpr int kCount = COUNT;                                                                   \
-    template <int kTransposeA, int kTransposeB, int kStepA, int kStepB>                                    \
-    static __device__ __forceinline__ void ss(float (&d)[COUNT], uint32_t a, uint32_t b, int accumulate) { \
-      static_assert(kTransposeA == 0 && kTransposeB == 0);                                                 \
-      asm volatile("{\n.reg .pred p;\n.reg .b32 la, lb;\n.reg .b64 da, db;\nsetp.ne.b32 p, %" I2           \
-                   ", 0;\n"                                                                                \
-                   "add.u32 la, %" I0 ", %" I3 ";\nadd.u32 lb, %" I1 ", %" I4                              \
-                   ";\n"                                                                                   \
-                   "mov.b64 da, {la, %" I5 "};\nmov.b64 db, {lb, %" I5                                     \
-                   "};\n"                                                                                  \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." NAMEA "." NAMEB " {" KP_TEXT_##COUNT  \
-                   "}, da, db, p, 1, 1;\n}\n"                                                              \
-                   : KP_LIST_##COUNT                                                                       \
-                   : "r"(a), "r"(b), "r"(accumulate), "n"(kStepA), "n"(kStepB), "n"(kDescriptorHighWord)); \
-    }                                                                                                      \
+// FP8 operands are never transposed and may differ in type.
+#define KP_WGMMA_FP8_OF(N, COUNT, TYPEA, NAMEA, TYPEB, NAMEB, I0, I1, I2, I3, I4, I5, I6, I7, ...)                \
+  template <>                                                                                                     \
+  struct Wgmma<N, WgmmaType::TYPEA, WgmmaType::TYPEB> {                                                           \
+    static constexpr int kCount = COUNT;                                                                          \
+    template <int kTransposeA, int kTransposeB, int kStepA, int kStepB>                                           \
+    static __device__ __forceinline__ void ss(float (&d)[COUNT], uint32_t a, uint32_t b, int accumulate) {        \
+      static_assert(kTransposeA == 0 && kTransposeB == 0);                                                        \
+      asm volatile("{\n.reg .pred p;\n.reg .b32 la, lb;\n.reg .b64 da, db;\nsetp.ne.b32 p, %" I2                  \
+                   ", 0;\n"                                                                                       \
+                   "add.u32 la, %" I0 ", %" I3 ";\nadd.u32 lb, %" I1 ", %" I4                                     \
+                   ";\n"                                                                                          \
+                   "mov.b64 da, {la, %" I5 "};\nmov.b64 db, {lb, %" I5                                            \
+                   "};\n"                                                                                         \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." NAMEA "." NAMEB " {" KP_TEXT_##COUNT         \
+                   "}, da, db, p, 1, 1;\n}\n"                                                                     \
+                   : KP_LIST_##COUNT                                                                              \
+                   : "r"(a), "r"(b), "r"(accumulate), "n"(kStepA), "n"(kStepB), "n"(kDescriptorHighWord));        \
+    }                                                                                                             \
+    template <int kTransposeB, int kStepB>                                                                        \
+    static __device__ __forceinline__ void rs(float (&d)[COUNT], const uint32_t* a, uint32_t b, int accumulate) { \
+      static_assert(kTransposeB == 0);                                                                            \
+      asm volatile("{\n.reg .pred p;\n.reg .b32 lb;\n.reg .b64 db;\nsetp.ne.b32 p, %" I5                          \
+                   ", 0;\n"                                                                                       \
+                   "add.u32 lb, %" I4 ", %" I6 ";\nmov.b64 db, {lb, %" I7                                         \
+                   "};\n"                                                                                         \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." NAMEA "." NAMEB " {" KP_TEXT_##COUNT         \
+                   "}, {%" I0 ", %" I1 ", %" I2 ", %" I3 "}, db, p, 1, 1;\n}\n"                                   \
+                   : KP_LIST_##COUNT                                                                              \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kStepB),            \
+                     "n"(kDescriptorHighWord));                                                                   \
+    }                                                                                                             \
   };
 #define KP_WGMMA_SPARSE_OF(N, COUNT, TYPE, NAME, I0, I1, I2, I3, I4, I5, I6, I7, I8)                           \
   template <>                                                                                                  \
@@ -183,6 +196,7 @@ KP_WGMMA(256, 128, "128", "129", "130", "131", "132", "133", "134", "135", "136"
 KP_WGMMA_SPARSE(64, 32, "32", "33", "34", "35", "36", "37", "38", "39", "40")
 KP_WGMMA_SPARSE(128, 64, "64", "65", "66", "67", "68", "69", "70", "71", "72")
 KP_WGMMA_SPARSE(256, 128, "128", "129", "130", "131", "132", "133", "134", "135", "136")
+KP_WGMMA_FP8(64, 32, "32", "33", "34", "35", "36", "37", "38", "39", "40")
 KP_WGMMA_FP8(128, 64, "64", "65", "66", "67", "68", "69", "70", "71", "72")
 KP_WGMMA_FP8(192, 96, "96", "97", "98", "99", "100", "101", "102", "103", "104")
 KP_WGMMA_FP8(256, 128, "128", "129", "130", "131", "132", "133", "134", "135", "136")

@@ -3,6 +3,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/attention/bounds.h"
 #include "kernel_pytorch/ops/attention/check.h"
+#include "kernel_pytorch/ops/attention/fp8/operation.h"
 #include "kernel_pytorch/registry/choose.h"
 #include "kernel_pytorch/registry/op_entry.h"
 
@@ -63,9 +64,10 @@ constexpr auto kDeclarations =
                                                           {.shown = "first_query first_key", .updated = "output lse"}),
                    registry::plain<Backward, backward_part>(
                        "attention_part_backward_", kBackwardFields,
-                       {.shown = "first_query first_key writes_keys", .updated = "grad_query grad_key grad_value"}));
+                       {.shown = "first_query first_key writes_keys", .updated = "grad_query grad_key grad_value"}),
+                   registry::plain<fp8::Forward, fp8::forward>("attention_fp8", fp8::kForwardFields));
 
 extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                                .operations = registry::erased<kForward, kBackward>};
+                                                .operations = registry::erased<kForward, kBackward, fp8::kForward>};
 
 }  // namespace kernel_pytorch::attention

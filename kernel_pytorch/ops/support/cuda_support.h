@@ -59,6 +59,15 @@ inline const char* cuda_obstacle(DType dtype, const DeviceInfo& device) {
   return cuda_type_index(dtype) < 0 ? kNeedsSmallFloat : nullptr;
 }
 
+// The same for kernels that convert to or from FP8. 8.0 to 8.8 have neither conversions nor products. Products are by
+// mma on 8.9 and 12.x, by wgmma on 9.0, by tcgen05 on 10.x: a kernel of one of these asks for its capability itself.
+inline constexpr const char* kNeedsFloat8 =
+    "needs compute capability 8.9 or newer, which converts FP8; use bf16, or a CPU to try a recipe";
+inline const char* float8_obstacle(const DeviceInfo& device) {
+  if (const char* obstacle = cuda_obstacle(device)) return obstacle;
+  return device.cuda.capability() < 89 ? kNeedsFloat8 : nullptr;
+}
+
 inline int64_t divide_up(int64_t value, int64_t by) {
   return (value + by - 1) / by;
 }

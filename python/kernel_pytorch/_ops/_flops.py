@@ -139,6 +139,7 @@ _FORMULAS: dict[str, Formula] = {
     "grouped_matmul_weight": _grouped_weight,
     "moe_mlp_backward": _experts_backward,
     "attention_backward": lambda arguments: 2.5 * attention_flops(arguments),
+    "attention_fp8": attention_flops,
     "attention_part_": attention_flops,
     "paged_attention": _paged,
     "paged_attention_": _paged,

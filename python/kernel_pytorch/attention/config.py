@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core._checks import check_probability
 from ..core._names import SIZES, accepts_names, check_known, renamed
+from .fp8 import FP8AttentionConfig
 
 
 class AttentionPatterns(enum.Enum):
@@ -51,6 +52,7 @@ class AttentionConfig:
         use_flash_attention: True computes with this library's kernels; False with plain torch operations and the whole
             matrix of scores, which gives the same values and has derivatives of every order.
         implementation: which layer create_attention makes; None: FlashAttention3, or FlexAttentionLayer for mods.
+        fp8_config: an FP8AttentionConfig, or its fields: calls that it names multiply in FP8.
     """
 
     embed_dim: int
@@ -67,8 +69,11 @@ class AttentionConfig:
     bias: bool = False
     use_flash_attention: bool = True
     implementation: str | None = None
+    fp8_config: FP8AttentionConfig | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.fp8_config, Mapping):
+            self.fp8_config = FP8AttentionConfig(**self.fp8_config)
         if isinstance(self.pattern, str) and self.pattern in _NAMED_PATTERNS:
             self._take_named_pattern(_NAMED_PATTERNS[self.pattern])
         self.pattern = self._with_window(_pattern(self.pattern))

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from .._ops._masks import Sizes, mask_options
 from ..core._checks import check_device, check_sequences
 from ..core._names import accepts_mask_names
-from ..functional import attention, rope
+from ..functional import attention, attention_fp8, rope
 from .config import AttentionConfig, AttentionPatterns, config_of
 from .plain import plain_attention
 from .score_mods import FlexAttentionMaskMods, alibi_slopes, name_of_mod
+
+_FP8_OPTIONS = {"causal", "window", "scale"}  # what attention_fp8 has of attention's
 
 
 class FlashAttention3(nn.Module):
@@ -111,6 +113,14 @@ class FlashAttention3(nn.Module):
                     f"{type(self).__name__}: plain attention has no packed sequences; use use_flash_attention=True"
                 )
             return plain_attention(q, k, v, **options)
+        fp8 = self.config.fp8_config
+        if fp8 is not None and fp8.use_fp8 and k.shape[1] >= fp8.sequence_length_threshold:
+            given = {name: value for name, value in options.items() if value is not None}
+            if given.get("dropout_p") == 0.0:
+                del given["dropout_p"]
+            differentiates = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+            if not differentiates and given.keys() <= _FP8_OPTIONS and max(q.shape[-1], v.shape[-1]) <= 256:
+                return attention_fp8(q, k, v, layout="bshd", rotate=fp8.rotate, **given)  # type: ignore[no-any-return]
         return attention(q, k, v, layout="bshd", **options)  # type: ignore[no-any-return]
 
     def _heads(self, projected: Tensor) -> Tensor:

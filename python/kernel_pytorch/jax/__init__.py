@@ -20,6 +20,7 @@ from .attentions.block_masks import (
     select_blocks,
     select_by_scores,
 )
+from .attentions.fp8 import attention_fp8
 from .attentions.packed import attention_packed
 from .attentions.pages import append_kv, mla_decode, paged_attention
 from .attentions.ring import merge_attention, ring_attention
@@ -104,6 +105,7 @@ __all__ = [
     "add_rms_norm",
     "append_kv",
     "attention",
+    "attention_fp8",
     "attention_packed",
     "block_lists",
     "block_mask",

@@ -16,6 +16,9 @@ from .engine import FP8TrainingEngine, create_fp8_trainer
 from .fp4 import FP4Quantizer
 from .fused import fp8_gated_mlp, fp8_norm_linear
 from .linear import FP8LinearLayer
+from .models.checkpoints import load_quantized, save_quantized
+from .models.conversion import QuantizedEmbedding, convert_model
+from .models.hugging_face import register_huggingface
 from .quantized_linear import QuantizedLinear
 from .report import LayerNumerics, TensorNumerics, fp8_numerics_report
 from .rounding import clipped_quantize, gptq_quantize
@@ -47,6 +50,7 @@ __all__ = [
     "PrecisionFormat",
     "PrecisionStats",
     "QuantizationMode",
+    "QuantizedEmbedding",
     "QuantizedLinear",
     "RoundedLinear",
     "Sparse24Linear",
@@ -57,6 +61,7 @@ __all__ = [
     "WeightFormat",
     "analyze_precision_opportunities",
     "clipped_quantize",
+    "convert_model",
     "convert_model_to_fp8",
     "create_fp8_trainer",
     "create_ultra_precision_module",
@@ -68,9 +73,12 @@ __all__ = [
     "fp8_state_dict",
     "gptq_quantize",
     "load_fp8_state_dict",
+    "load_quantized",
     "plan_fp8",
     "quantize_to_fp8",
+    "register_huggingface",
     "restore_from_fp8",
+    "save_quantized",
     "take_overflows",
     "transposable_mask",
     "update_fp8_scales",

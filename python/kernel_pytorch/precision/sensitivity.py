@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .._ops.quantized_matmul import quantize_weight
+from ..core.linear import OptimizedLinear
 from .allocation import AllocationStrategy, PrecisionConfig, WeightFormat, menu_of
 from .rounding import clipped_quantize, gptq_quantize
 
@@ -38,13 +39,27 @@ class Statistics:
     gradient_squares: Tensor | None = None
 
 
+# Modules of torch that read the weights of layers inside them, past their forward.
+_READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+def is_skipped(name: str, skip: Sequence[str]) -> bool:
+    return name in skip or name.rpartition(".")[2] in skip
+
+
 def quantizable_layers(model: nn.Module, skip: Sequence[str]) -> dict[str, nn.Linear]:
-    """Linear layers with an even number of features and a forward that is nn.Linear's, by name; a shared one once."""
+    """Linear layers with an even number of features and a forward that is nn.Linear's or OptimizedLinear's, by name; a
+    shared one once.
+    """
     found: dict[str, nn.Linear] = {}
+    readers: list[str] = []
     for name, module in model.named_modules():
-        is_plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
-        is_skipped = name in skip or name.rpartition(".")[2] in skip
-        if is_plain and not is_skipped and module.in_features % 2 == 0 and module.weight.numel() > 0:
+        if isinstance(module, _READERS):
+            readers.append(f"{name}." if name else "")
+        if any(name.startswith(reader) for reader in readers) or not isinstance(module, nn.Linear):
+            continue
+        is_plain = type(module).forward in (nn.Linear.forward, OptimizedLinear.forward)
+        if is_plain and not is_skipped(name, skip) and module.in_features % 2 == 0 and module.weight.numel() > 0:
             found[name] = module
     return found
 

@@ -19,7 +19,6 @@ constexpr ConfigFields fields_of(const ProducerKind&) {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/quantize/cuda/kernel.cuh";
-constexpr const char* kNeedsFloat8 = "needs compute capability 8.9 or newer, whose conversions to FP8 it uses";
 constexpr const char* kNeedsVectors =
     "what is made on the way comes in vectors: rows of all tensors 16 bytes aligned and dense, a multiple of 8 "
     "columns, "
@@ -94,7 +93,7 @@ bool measures(const Quantize& problem) {
 
 registry::Support supports(const Quantize& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(problem.x.dtype, device)) return registry::Support::no(obstacle);
-  if (device.cuda.capability() < 89) return registry::Support::no(kNeedsFloat8);
+  if (const char* obstacle = float8_obstacle(device)) return registry::Support::no(obstacle);
   if (!has_producer(problem)) return registry::Support::yes();
   if (!has_vectors(problem)) return registry::Support::no(kNeedsVectors);
   return registry::Support::unless(measures(problem) && problem.source != Source::kGate ? kComputedTwice : nullptr);

@@ -1,5 +1,5 @@
-// The vendor's FP8 GEMM as a listed kernel: cuBLASLt's, with one scale for each matrix. Listed after our own kernels,
-// so that it runs where it was measured to be faster, or asked for by name, and never by itself.
+// The vendor's FP8 GEMM as a listed kernel: cuBLASLt's, with one scale for each matrix. Listed after our kernel on
+// Hopper's tensor cores, and before the one that multiplies in fp32: other GPUs with FP8 (8.9, 10.x, 12.x) use theirs.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -11,7 +11,6 @@
 namespace kernel_pytorch::scaled_matmul {
 namespace {
 
-constexpr const char* kVendorCapability = "needs compute capability 8.9 or newer";
 constexpr const char* kVendorScales = "takes one scale for each matrix";
 constexpr const char* kVendorTypes = "takes no product of e5m2 by e5m2, and makes no FP8 output or amax";
 constexpr const char* kVendorBias = "takes a bias of a 16-bit output's type";
@@ -24,8 +23,7 @@ bool has_rows_of_16_bytes(const TensorView& view) {
 }
 
 registry::Support supports_cublaslt(const Product& problem, const DeviceInfo& device) {
-  if (const char* obstacle = cuda_obstacle(device)) return registry::Support::no(obstacle);
-  if (device.cuda.capability() < 89) return registry::Support::no(kVendorCapability);
+  if (const char* obstacle = float8_obstacle(device)) return registry::Support::no(obstacle);
   if (scaling_of_a(problem) != Scaling::kTensor || scaling_of_b(problem) != Scaling::kTensor) {
     return registry::Support::no(kVendorScales);
   }

@@ -11,13 +11,11 @@
 namespace kernel_pytorch::scaled_matmul {
 namespace {
 
-constexpr const char* kNeedsFp8 = "needs compute capability 8.9, which converts FP8";
 constexpr const char* kTooLarge = "a size is 2^30 or more, or there are more than four million rows";
 constexpr int kPerThread = 4;
 
 registry::Support supports_tile(const Product& problem, const DeviceInfo& device) {
-  if (const char* obstacle = cuda_obstacle(device)) return registry::Support::no(obstacle);
-  if (device.cuda.capability() < 89) return registry::Support::no(kNeedsFp8);
+  if (const char* obstacle = float8_obstacle(device)) return registry::Support::no(obstacle);
   const bool is_large =
       problem.a.sizes[0] > int64_t{65535} * 64 || std::max(problem.b.sizes[0], problem.a.sizes[1]) >= int64_t{1} << 30;
   return is_large ? registry::Support::no(kTooLarge) : registry::Support::yes();

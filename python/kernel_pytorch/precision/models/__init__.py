@@ -1,0 +1,1 @@
+"""Whole models in few bits: converting them, their files, and Hugging Face's interface."""
