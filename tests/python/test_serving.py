@@ -1,0 +1,204 @@
+"""generate against Hugging Face's own, the page cache, sampling's settings, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from kernel_pytorch import serving
+from kernel_pytorch.serving.fused import Fused
+from kernel_pytorch.serving.models import Plain, serve
+
+transformers = pytest.importorskip("transformers")
+
+_SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+_HEADS = {"head_dim": 16}
+_GEMMA = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 7},
+    "qwen2": {},
+    "qwen3": _HEADS,
+    "gemma2": {**_HEADS, **_GEMMA, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
+    "gemma3_text": {**_HEADS, **_GEMMA, "query_pre_attn_scalar": 16},
+    "phi3": {"sliding_window": 9},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    "gpt_neox": {},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "olmo2": {},
+    "granite": {"residual_multiplier": 0.5, "attention_multiplier": 0.3},
+    "gpt_oss": {**_HEADS, **_GEMMA, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "stablelm": {},
+    "starcoder2": {"sliding_window": 8},
+    "cohere": {},
+    "qwen3_moe": {**_HEADS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+}
+_FUSED = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def model_of(kind: str, **more: Any) -> Any:
+    torch.manual_seed(1)
+    config = transformers.AutoConfig.for_model(kind, **{**_SMALL, **_CONFIGS[kind], **more})
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():  # random logits that differ by more than rounding
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.2)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def prompts_of(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(0, 97, (n,), generator=generator).tolist() for n in lengths]
+
+
+def theirs(model: Any, prompt: list[int], count: int, **options: Any) -> list[int]:
+    ids = torch.tensor([prompt])
+    made = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **options
+    )
+    return made[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("kind", _CONFIGS)
+def test_greedy_tokens_are_hugging_faces(kind: str) -> None:
+    model = model_of(kind)
+    assert isinstance(serve(model), Fused if kind in _FUSED else Plain)
+    prompts = prompts_of(5, 1, 23, 12)
+    ours = serving.generate(model, prompts, max_new_tokens=[9, 14, 6, 11], max_batch=3, max_tokens=10, page_size=4)
+    for prompt, completion, count in zip(prompts, ours, (9, 14, 6, 11)):
+        assert completion.tokens == theirs(model, prompt, count)
+        assert completion.reason == "length" and completion.prompt == prompt
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    model = model_of("llama")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.train()
+    serving.generate(model, prompts_of(6), max_new_tokens=3)
+    assert model.training and model.config._attn_implementation == "sdpa"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_cache_that_is_too_small_makes_requests_wait_and_begin_again() -> None:
+    model = model_of("qwen3")
+    prompts = prompts_of(9, 11, 8, 10)
+    ours = serving.generate(model, prompts, max_new_tokens=12, cache_tokens=40, page_size=4, max_tokens=16, max_batch=4)
+    assert [c.tokens for c in ours] == [theirs(model, prompt, 12) for prompt in prompts]
+
+
+def test_prompts_that_begin_alike_share_pages() -> None:
+    model = model_of("llama")
+    (front,) = prompts_of(16)
+    engine = serving.Engine(model, page_size=4)
+    first = serving.generate(model, [[*front, 1, 2]], max_new_tokens=4, engine=engine)
+    second = serving.generate(model, [[*front, 5], [*front, 1, 2]], max_new_tokens=4, engine=engine)
+    assert engine.cache.allocator.shared_tokens() >= 32
+    assert second[1].tokens == first[0].tokens
+    assert second[0].tokens == theirs(model, [*front, 5], 4)
+
+
+def test_sampling_is_seeded_and_independent_of_the_batch() -> None:
+    model = model_of("llama")
+    prompts = prompts_of(7, 4, 9)
+    settings: dict[str, Any] = dict(max_new_tokens=8, temperature=1.3, top_k=20, top_p=0.9, min_p=0.01)
+    together = serving.generate(model, prompts, seed=5, **settings)
+    for i, prompt in enumerate(prompts):
+        (alone,) = serving.generate(model, [prompt], seed=5 + i, **settings)
+        assert alone.tokens == together[i].tokens
+    others = serving.generate(model, prompts, seed=50, **settings)
+    assert [c.tokens for c in others] != [c.tokens for c in together]
+    mixed = serving.generate(model, prompts, seed=5, **{**settings, "temperature": [1.3, 0.0, 1.3]})
+    assert mixed[0].tokens == together[0].tokens and mixed[1].tokens == theirs(model, prompts[1], 8)
+
+
+class _Letters:
+    """A tokenizer of one letter a token."""
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(chr(ord("a") + token % 26) for token in tokens)
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) - ord("a") for letter in text]}
+
+
+def test_stop_conditions_and_streaming() -> None:
+    model = model_of("llama")
+    (prompt,) = prompts_of(6)
+    tokens = theirs(model, prompt, 12)
+    end = tokens[5]
+    (stopped,) = serving.generate(model, [prompt], max_new_tokens=12, eos_token_id=end)
+    assert stopped.tokens == tokens[: tokens.index(end) + 1] and stopped.reason == "stop_token"
+    text = _Letters().decode(tokens)
+    came: list[tuple[int, int]] = []
+    (stopped,) = serving.generate(
+        model, [prompt], max_new_tokens=12, stop_strings=text[3:5], tokenizer=_Letters(), on_token=lambda *a: came.append(a)
+    )
+    assert stopped.reason == "stop_string" and _Letters().decode(stopped.tokens).endswith(text[3:5])
+    assert came == [(0, token) for token in stopped.tokens]
+    (read,) = serving.generate(model, ["abc"], tokenizer=_Letters(), max_new_tokens=2)
+    assert read.prompt == [0, 1, 2] and len(read.tokens) == 2
+
+
+def test_a_fork_is_copied_before_it_differs() -> None:
+    cache = serving.PagedCache([serving.LayerShape(1, 2, 3)], 4, 4, dtype=torch.float32)
+    request, shared = cache.begin([5, 6])
+    slots = cache.extend(request, [5, 6])
+    assert (shared, slots) == (0, [slots[0], slots[0] + 1])
+    page = slots[0] // 4
+    cache.keys[0][page, :2] = torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]])
+    forked = cache.fork(request)
+    (slot,) = cache.extend(forked, [9])
+    assert slot // 4 != page and torch.equal(cache.keys[0][slot // 4, :2], cache.keys[0][page, :2])
+    assert cache.table([request, forked], 2).tolist() == [[page, -1], [slot // 4, -1]]
+    cache.release(request)
+    cache.release(forked)
+    assert cache.allocator.available() == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "reason"),
+    [
+        ("falcon", {"new_decoder_architecture": False}, "does not use Hugging Face's attention interface"),
+        ("bloom", {"n_layer": 2, "n_head": 4}, "cannot be served over pages"),
+        ("mamba", {}, "cannot be served over pages"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(kind: str, config: dict[str, Any], reason: str) -> None:
+    settings = {**_SMALL, "num_kv_heads": 4, **config}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **settings)).eval()
+    with pytest.raises(ValueError, match=f"{type(model).__name__} cannot be served over pages"):
+        serving.generate(model, [[1, 2]], max_new_tokens=2)
+    with pytest.raises(ValueError, match=reason):
+        serve(model)
+
+
+def test_bad_arguments_are_refused() -> None:
+    model = model_of("llama")
+    for wrong, sentence in (
+        (dict(prompts=[[]]), "a prompt has no tokens"),
+        (dict(prompts=[[1, 97]]), "has the token 97, the model's vocabulary 97 tokens"),
+        (dict(prompts=[[1]], max_new_tokens=500), "more than the 128"),
+        (dict(prompts=["a"]), "give a tokenizer"),
+        (dict(prompts=[[1]], stop_strings="a"), "stop strings need a tokenizer"),
+        (dict(prompts=[[1]], top_p=0.0), "top_p is 0.0"),
+        (dict(prompts=[[1]], temperature=[1.0, 2.0]), "temperature has 2 values, there are 1 prompts"),
+        (dict(prompts=[[1]], max_batch=0), "max_batch is 0"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            serving.generate(model, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="no model of Hugging Face"):
+        serving.generate(torch.nn.Linear(2, 2), [[1]])
