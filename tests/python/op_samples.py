@@ -266,6 +266,8 @@ def _pages() -> None:
     )  # fmt: skip
     new = torch.randn(2, 1, 8)
     functional.append_kv(new, new.clone(), cache, cache.clone(), torch.tensor([5, 1]), **scales)
+    functional.merge_attention(torch.randn(3, 2, 8), torch.randn(2, 3), torch.randn(3, 2, 8), torch.randn(2, 3))
+    functional.sample(torch.randn(2, 9), temperature=1.0, top_k=3, top_p=0.9, min_p=0.1, seeds=5, positions=7)
 
 
 def _optimizer(seed: Tensor) -> None:

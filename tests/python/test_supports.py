@@ -25,6 +25,7 @@ SHAPES = {
     "moe_mlp": (8, 2, 16, 8, 4),
     "paged_attention": (2, 1, 4, 16),
     "append_kv": (3, 2, 16),
+    "merge_attention": (3, 2, 16),
     "sparse_matmul": (4, 8, 16),
 }
 

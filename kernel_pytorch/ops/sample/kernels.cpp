@@ -26,7 +26,7 @@ void set_trial_inputs(const Draw& problem) {
 }
 
 constexpr const char* kShapes = R"(
-    fp32 bf16 fp16: 8x1000; 9x257 top_k=1 top_p=1 min_p=1 positions=1; 3x50257 top_p=1; 5x4099 top_k=1; 6x33 min_p=1
+    fp32 bf16 fp16: 8x1000; 9x257 top_k=1 top_p=1 min_p=1 positions=int32 seeds=int32; 3x50257 top_p=1; 5x4099 top_k=1; 6x33 min_p=1
     fp32: 1x1; 0x7; 4x0; 8x129 temperature=0 seeds=0; 30x7 top_k=1 top_p=1 min_p=1
     bf16: 2x131072 top_k=1 top_p=1
 )";

@@ -69,7 +69,9 @@ int64_t token_of(const Draw& problem, int64_t row) {
 }
 
 void run(const Draw& problem, int, Context&) {
-  for (int64_t row = 0; row < problem.logits.sizes[0]; ++row) problem.tokens.as<int64_t>()[row] = token_of(problem, row);
+  for (int64_t row = 0; row < problem.logits.sizes[0]; ++row) {
+    problem.tokens.as<int32_t>()[row] = static_cast<int32_t>(token_of(problem, row));
+  }
 }
 
 uint64_t code_version() {

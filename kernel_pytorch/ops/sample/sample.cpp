@@ -2,6 +2,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/sample/operation.h"
+#include "kernel_pytorch/ops/support/indices_cuda.h"
 #include "kernel_pytorch/registry/choose.h"
 
 namespace kernel_pytorch::sample {
@@ -12,13 +13,25 @@ void check_device(std::string_view name, const TensorView& view, Device device) 
            "; move all tensors to one device");
 }
 
-void check_numbers(std::string_view name, const TensorView& view, DType dtype, const Draw& problem, Device device) {
-  if (!view.is_present()) return;
+void check_row(std::string_view name, const TensorView& view, const Draw& problem, Device device) {
   check_device(name, view, device);
-  KP_CHECK(view.dtype == dtype, "sample: ", name, " is ", view.dtype, "; it must be ", dtype);
   KP_CHECK(view.rank == 1 && view.sizes[0] == problem.logits.sizes[0] && is_contiguous(view), "sample: ", name,
            " has shape ", shape_text(view.shape()), ", logits have ", shape_text(problem.logits.shape()),
            "; give one number for each row, contiguous");
+}
+void check_numbers(std::string_view name, const TensorView& view, DType dtype, const Draw& problem, Device device) {
+  if (!view.is_present()) return;
+  KP_CHECK(view.dtype == dtype, "sample: ", name, " is ", view.dtype, "; it must be ", dtype);
+  check_row(name, view, problem, device);
+}
+void check_whole(std::string_view name, const TensorView& view, const Draw& problem, Device device) {
+  if (!view.is_present()) return;
+  KP_CHECK(view.dtype == DType::kInt64 || view.dtype == DType::kInt32, "sample: ", name, " is ", view.dtype,
+           "; it must be int64 or int32");
+  check_row(name, view, problem, device);
+}
+uint64_t whole_at(const TensorView& view, int64_t row) {
+  return static_cast<uint64_t>(index_at(view.data, view.dtype == DType::kInt64, row));
 }
 
 }  // namespace
@@ -38,10 +51,10 @@ void check(const Draw& problem, Device device) {
   check_numbers("top_k", problem.top_k, DType::kInt32, problem, device);
   check_numbers("top_p", problem.top_p, DType::kFloat32, problem, device);
   check_numbers("min_p", problem.min_p, DType::kFloat32, problem, device);
-  check_numbers("seeds", problem.seeds, DType::kInt64, problem, device);
-  check_numbers("positions", problem.positions, DType::kInt64, problem, device);
+  check_whole("seeds", problem.seeds, problem, device);
+  check_whole("positions", problem.positions, problem, device);
   KP_CHECK(problem.tokens.is_present(), "sample: tokens is missing");
-  check_numbers("tokens", problem.tokens, DType::kInt64, problem, device);
+  check_numbers("tokens", problem.tokens, DType::kInt32, problem, device);
 }
 
 RowNumbers numbers_of(const Draw& problem, int64_t row) {
@@ -50,8 +63,8 @@ RowNumbers numbers_of(const Draw& problem, int64_t row) {
   if (problem.top_k.is_present()) numbers.top_k = problem.top_k.as<const int32_t>()[row];
   if (problem.top_p.is_present()) numbers.top_p = problem.top_p.as<const float>()[row];
   if (problem.min_p.is_present()) numbers.min_p = problem.min_p.as<const float>()[row];
-  if (problem.seeds.is_present()) numbers.seed = problem.seeds.as<const uint64_t>()[row];
-  if (problem.positions.is_present()) numbers.position = problem.positions.as<const uint64_t>()[row];
+  if (problem.seeds.is_present()) numbers.seed = whole_at(problem.seeds, row);
+  if (problem.positions.is_present()) numbers.position = whole_at(problem.positions, row);
   return numbers;
 }
 

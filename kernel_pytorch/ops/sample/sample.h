@@ -15,7 +15,7 @@
 // temperature 1, no limits, seed and position 0. Values out of range switch their limit off (min_p above 1 is 1).
 //
 // Types: logits fp32, bf16 or fp16, [rows, vocabulary] with dense rows and at most 2^20 tokens; numbers fp32, top_k
-// int32, seeds and positions int64, one of each row, contiguous; tokens int64.
+// int32, seeds and positions int64 or int32, one of each row, contiguous; tokens int32.
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
@@ -25,10 +25,10 @@
 namespace kernel_pytorch::sample {
 
 struct Draw {
-  TensorView logits{};                                        // [rows, vocabulary]
-  TensorView temperature{}, top_k{}, top_p{}, min_p{};        // optional [rows]
-  TensorView seeds{}, positions{};                            // optional [rows]
-  TensorView tokens{};                                        // [rows]
+  TensorView logits{};                                  // [rows, vocabulary]
+  TensorView temperature{}, top_k{}, top_p{}, min_p{};  // optional [rows]
+  TensorView seeds{}, positions{};                      // optional [rows]
+  TensorView tokens{};                                  // [rows]
 };
 
 inline constexpr auto kDrawFields = fields<Draw>(
@@ -39,14 +39,11 @@ inline constexpr auto kDrawFields = fields<Draw>(
         {.shape = "rows", .dtype = "int32", .memory = MemoryLayout::kContiguous, .content = "indices 40"}),
     optional_input<&Draw::top_p>({.shape = "rows", .dtype = "fp32", .memory = MemoryLayout::kContiguous}),
     optional_input<&Draw::min_p>({.shape = "rows", .dtype = "fp32", .memory = MemoryLayout::kContiguous}),
-    optional_input<&Draw::seeds>({.shape = "rows",
-                                  .dtype = "int64",
-                                  .memory = MemoryLayout::kContiguous,
-                                  .usual = true,
-                                  .content = "seeds"}),
+    optional_input<&Draw::seeds>(
+        {.shape = "rows", .memory = MemoryLayout::kContiguous, .usual = true, .content = "seeds"}),
     optional_input<&Draw::positions>(
-        {.shape = "rows", .dtype = "int64", .memory = MemoryLayout::kContiguous, .content = "indices 1000"}),
-    output<&Draw::tokens>({.shape = "rows", .dtype = "int64"}));
+        {.shape = "rows", .memory = MemoryLayout::kContiguous, .content = "indices 1000"}),
+    output<&Draw::tokens>({.shape = "rows", .dtype = "int32"}));
 
 inline constexpr int64_t kMostTokens = int64_t{1} << 20;  // of a vocabulary
 

@@ -40,7 +40,7 @@ def sample(
     """
     if seeds is None:
         seeds = torch.randint(-(2**63), 2**63 - 1, (logits.shape[0],), dtype=torch.int64, device=logits.device)
-    tokens: Tensor = _sample(
+    tokens: Tensor = sampled(
         logits,
         _row(temperature, logits, torch.float32),
         _row(top_k, logits, torch.int32),
@@ -49,7 +49,7 @@ def sample(
         _row(seeds, logits, torch.int64),
         _row(positions, logits, torch.int64),
     )
-    return tokens
+    return tokens.long()
 
 
-_sample = without_gradient("sample")
+sampled = without_gradient("sample")  # int32, every number a tensor

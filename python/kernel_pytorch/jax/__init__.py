@@ -81,6 +81,7 @@ from .pointwise import (
     swiglu_packed,
 )
 from .products import interleave_gate_up, linear, matmul, mlp
+from .sampling import sample
 from .tables import (
     chunk_mean_pool,
     embedding,
@@ -158,6 +159,7 @@ __all__ = [
     "rope_tables",
     "route",
     "route_chosen",
+    "sample",
     "scaled_grouped_matmul",
     "scaled_matmul",
     "select_blocks",

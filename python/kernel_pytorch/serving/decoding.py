@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional import sample
+from .._ops.sample import sampled
 from .attention import Batch
 from .requests import Request
 
@@ -50,16 +50,9 @@ class Decoder:
         )
         logits = engine.served.logits(self.tokens[:size], positions, batch, None)
         positions.add_(active)
-        tokens = sample(
-            logits,
-            temperature=self.temperature[:size],
-            top_k=self.top_k[:size],
-            top_p=self.top_p[:size],
-            min_p=self.min_p[:size],
-            seeds=self.seeds[:size],
-            positions=positions,
-        )
-        self.tokens[:size].copy_(tokens.clamp_min(0))
+        numbers = (self.temperature, self.top_k, self.top_p, self.min_p, self.seeds, self.positions)
+        tokens = sampled(logits, *(number[:size] for number in numbers))
+        self.tokens[:size].copy_(tokens.clamp_min_(0))
         self.seq_lens[:size].add_(active)
 
     def _graph(self, size: int) -> Any:

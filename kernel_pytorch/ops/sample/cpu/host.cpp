@@ -15,13 +15,14 @@ void run(const Draw& problem, int, Context& context) {
   parallel_for(context.threads, problem.logits.sizes[0], [&](int64_t row) {
     const RowNumbers numbers = numbers_of(problem, row);
     const PhiloxBlock bits = philox(numbers.seed, numbers.position, 0);
-    problem.tokens.as<int64_t>()[row] = draw_row({.logits = row_start(problem.logits, row),
-                                                  .count = problem.logits.sizes[1],
-                                                  .top_k = numbers.top_k,
-                                                  .temperature = numbers.temperature,
-                                                  .top_p = numbers.top_p,
-                                                  .min_p = numbers.min_p,
-                                                  .random = uint64_t{bits.words[1]} << 32 | bits.words[0]});
+    const int64_t token = draw_row({.logits = row_start(problem.logits, row),
+                                    .count = problem.logits.sizes[1],
+                                    .top_k = numbers.top_k,
+                                    .temperature = numbers.temperature,
+                                    .top_p = numbers.top_p,
+                                    .min_p = numbers.min_p,
+                                    .random = uint64_t{bits.words[1]} << 32 | bits.words[0]});
+    problem.tokens.as<int32_t>()[row] = static_cast<int32_t>(token);
   });
 }
 

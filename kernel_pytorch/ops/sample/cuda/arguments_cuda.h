@@ -12,10 +12,11 @@ struct DrawArguments {
   int64_t row_stride;
   const float *temperature, *top_p, *min_p;  // or null
   const int32_t* top_k;
-  const uint64_t *seeds, *positions;
-  int64_t* tokens;
-  int32_t count;    // of the vocabulary
-  bool is_aligned;  // rows may be read 16 bytes at a time
+  const void *seeds, *positions;
+  int32_t* tokens;
+  int32_t count;  // of the vocabulary
+  bool has_wide_seeds, has_wide_positions;  // int64, not int32
+  bool is_aligned;                          // rows may be read 16 bytes at a time
 };
 
 }  // namespace kernel_pytorch::sample

@@ -41,10 +41,12 @@ void run(const Draw& problem, int, Context& context) {
                           .top_p = problem.top_p.as<const float>(),
                           .min_p = problem.min_p.as<const float>(),
                           .top_k = problem.top_k.as<const int32_t>(),
-                          .seeds = problem.seeds.as<const uint64_t>(),
-                          .positions = problem.positions.as<const uint64_t>(),
-                          .tokens = problem.tokens.as<int64_t>(),
+                          .seeds = problem.seeds.data,
+                          .positions = problem.positions.data,
+                          .tokens = problem.tokens.as<int32_t>(),
                           .count = static_cast<int32_t>(logits.sizes[1]),
+                          .has_wide_seeds = problem.seeds.dtype == DType::kInt64,
+                          .has_wide_positions = problem.positions.dtype == DType::kInt64,
                           .is_aligned = is_aligned};
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(logits.sizes[0]);

@@ -10,6 +10,7 @@
 #include "kernel_pytorch/cuda/tile/vector.cuh"
 #include "kernel_pytorch/ops/sample/cuda/arguments_cuda.h"
 #include "kernel_pytorch/ops/sample/weight_cuda.h"
+#include "kernel_pytorch/ops/support/indices_cuda.h"
 
 namespace kernel_pytorch::sample {
 
@@ -198,6 +199,10 @@ __device__ __forceinline__ int32_t find(const Row<T>& row, uint64_t target, uint
   return -1;  // cannot be: this warp's sum ends above the target
 }
 
+__device__ __forceinline__ uint64_t whole_at(const void* numbers, bool is_wide, int64_t row) {
+  return numbers == nullptr ? 0 : static_cast<uint64_t>(index_at(numbers, is_wide, row));
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ DrawArguments arguments) {
   __shared__ Shared shared;
@@ -219,7 +224,7 @@ __global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ DrawArg
   const float temperature = arguments.temperature == nullptr ? 1.0f : arguments.temperature[number];
   if (largest == 0 || !(temperature > kLeastTemperature)) {
     if (threadIdx.x == 0) {
-      arguments.tokens[number] = largest == 0 ? -1 : static_cast<int64_t>(~static_cast<uint32_t>(best));
+      arguments.tokens[number] = largest == 0 ? -1 : static_cast<int32_t>(~static_cast<uint32_t>(best));
     }
     return;
   }
@@ -251,8 +256,8 @@ __global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ DrawArg
   __syncthreads();
   const uint64_t up_to = sum_up_to_lane(shared.partials[1][threadIdx.x % 32]);
   const uint64_t total = __shfl_sync(0xffffffffu, up_to, 31);
-  const uint64_t seed = arguments.seeds == nullptr ? 0 : arguments.seeds[number];
-  const uint64_t position = arguments.positions == nullptr ? 0 : arguments.positions[number];
+  const uint64_t seed = whole_at(arguments.seeds, arguments.has_wide_seeds, number);
+  const uint64_t position = whole_at(arguments.positions, arguments.has_wide_positions, number);
   const PhiloxBlock bits = philox(seed, position, 0);
   const uint64_t target = upper_product(static_cast<uint64_t>(bits.words[1]) << 32 | bits.words[0], total);
   const int chosen = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, up_to > target))) - 1;
