@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +51,14 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**_HEADS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }
 _FUSED = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the models are small
+    yield
+    torch.set_num_threads(threads)
 
 
 def model_of(kind: str, **more: Any) -> Any:
@@ -202,3 +215,25 @@ def test_bad_arguments_are_refused() -> None:
             serving.generate(model, **wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="no model of Hugging Face"):
         serving.generate(torch.nn.Linear(2, 2), [[1]])
+
+
+def test_the_example_serves(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).resolve().parents[2] / "examples" / "serving" / "huggingface.py"
+    monkeypatch.setattr(sys, "argv", [path.name])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    assert ended.value.code == 0
+    shown = capfd.readouterr().out
+    assert "tokens of prompts were found in the cache" in shown and "\n0 tokens" not in shown
+
+
+def test_serve_bench_writes_its_figures(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from kernel_pytorch.serving.__main__ import main
+
+    words = ["--requests", "3", "--rate", "0", "--prompt", "9", "--output", "4", "--device", "cpu"]
+    assert main([*words, "--html", str(tmp_path / "page.html"), "--json", str(tmp_path / "figures.json")]) == 0
+    found = json.loads((tmp_path / "figures.json").read_text())
+    assert found["requests"] == 3 and found["new_tokens"] == sum(len(one["came"]) for one in found["trace"])
+    assert found["new_tokens_per_second"] == pytest.approx(found["new_tokens"] / found["seconds"])
+    assert (tmp_path / "page.html").read_text().count("<rect") == 3
+    assert "new tokens/s" in capfd.readouterr().out

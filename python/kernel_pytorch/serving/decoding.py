@@ -58,9 +58,7 @@ class Decoder:
     def _graph(self, size: int) -> Any:
         if size in self.graphs:
             return self.graphs[size]
-        prepare = getattr(self.engine.served, "prepare", None)
-        if prepare is not None:
-            prepare(size)
+        self.engine.served.prepare(size)
         self.active.zero_()
         self.seq_lens.zero_()
         self.positions.zero_()

@@ -89,6 +89,7 @@ class Engine:
         self.vocabulary = model.get_input_embeddings().weight.shape[0]
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.max_length = min(max_length or 2**31, positions or max_length or 4096)
+        self.served.keep_angles(self.max_length)
         page = page_size or (64 if self.device.type == "cuda" else 16)
         self.table_room = -(-self.max_length // page)
         pages = self._pages(page, cache_tokens)
@@ -219,6 +220,7 @@ class Engine:
         )
         ready = [i for i, (request, _) in enumerate(fed) if request.computed == request.length]
         rows = whole([ends[i + 1] - 1 for i in ready])
+        self.served.prepare(len(text))
         logits = self.served.logits(whole(text), whole(positions), batch, rows)
         if not ready:
             return

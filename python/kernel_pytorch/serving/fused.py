@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
 from .._optimize.changes import PackRows
@@ -21,6 +22,7 @@ from .attention import Batch
 from .pages import LayerShape
 from .products import Gate, Product, Products
 
+_FIXED_ANGLES = ("default", "linear", "llama3", "yarn")
 _ACTIVATIONS = {"SiLUActivation": "silu", "SiLU": "silu"}
 
 
@@ -89,13 +91,30 @@ class Fused:
         self.products = Products()
         self.embedding, self.rotary = decoder.embed_tokens, decoder.rotary_emb
         self.decoders = [_Layer(*parts, self.products) for parts in zip(decoder.layers, options)]
+        self.angles: tuple[Tensor, ...] | None = None
         self.norm = _Norm(decoder.norm)
         self.head = self.products.add(Product(model.lm_head.weight, model.lm_head.bias))
         self.layers = [LayerShape(layer.key_heads, layer.size, layer.size) for layer in self.decoders]
 
+    def keep_angles(self, length: int) -> None:
+        """Cosines and sines of all positions as tables, where they do not depend on how long a text is."""
+        if getattr(self.rotary, "rope_type", "") not in _FIXED_ANGLES:
+            return
+        weight = self.embedding.weight
+        positions = torch.arange(length, device=weight.device)[None]
+        with torch.no_grad():
+            self.angles = tuple(part[0].contiguous() for part in self.rotary(weight[:1, None], positions))
+
+    def _angles(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if self.angles is None:
+            cos, sin = self.rotary(hidden, positions[None])
+            return cos, sin
+        cos, sin = (torch_functional.embedding(positions, table)[None] for table in self.angles)
+        return cos, sin
+
     def logits(self, tokens: Tensor, positions: Tensor, batch: Batch, rows: Tensor | None) -> Tensor:
         hidden = self.embedding(tokens)
-        cos, sin = self.rotary(hidden, positions[None])
+        cos, sin = self._angles(hidden, positions)
         for index, layer in enumerate(self.decoders):
             hidden = layer(index, hidden, cos, sin, batch)
         if rows is not None:

@@ -27,6 +27,12 @@ class Served(Protocol):
     def logits(self, tokens: Tensor, positions: Tensor, batch: Batch, rows: Tensor | None) -> Tensor:
         """[rows, vocabulary] of these tokens of the batch; None: of all."""
 
+    def keep_angles(self, length: int) -> None:
+        """Positions below this will come."""
+
+    def prepare(self, rows: int) -> None:
+        """Batches of so many tokens will come."""
+
 
 class Plain:
     """The model's own forward, its attention over pages."""
@@ -45,6 +51,12 @@ class Plain:
             output = self.model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **options)
         logits: Tensor = output.logits[0]
         return logits if rows is None or options else logits[rows]
+
+    def keep_angles(self, length: int) -> None:
+        pass
+
+    def prepare(self, rows: int) -> None:
+        pass
 
 
 def refusal(model: nn.Module, reason: str) -> ValueError:

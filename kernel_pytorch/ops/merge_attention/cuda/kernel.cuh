@@ -1,6 +1,7 @@
 // Merging parts of attention: a warp reads the two rows of a head once and writes their weighted sum. sm_80.
 #pragma once
 
+#include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
 #include "kernel_pytorch/cuda/tile/vector.cuh"
 #include "kernel_pytorch/ops/merge_attention/cuda/arguments_cuda.h"
 
@@ -16,6 +17,7 @@ __device__ __forceinline__ const T* row_at(const Rows& rows, int64_t token, int3
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4) merge(const __grid_constant__ MergeArguments arguments) {
+  tile::follow_closely();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= arguments.rows) return;
   const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);

@@ -51,6 +51,7 @@ void run(const Draw& problem, int, Context& context) {
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(logits.sizes[0]);
   shape.block_x = kThreads;
+  shape.programmatic_dependent = context.info->cuda.capability() >= 90;
   void* pointers[] = {&arguments};
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernel_pytorch/base/philox.h"
+#include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
 #include "kernel_pytorch/cuda/tile/reduce.cuh"
 #include "kernel_pytorch/cuda/tile/vector.cuh"
 #include "kernel_pytorch/ops/sample/cuda/arguments_cuda.h"
@@ -206,6 +207,7 @@ __device__ __forceinline__ uint64_t whole_at(const void* numbers, bool is_wide, 
 template <class T>
 __global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ DrawArguments arguments) {
   __shared__ Shared shared;
+  tile::follow_closely();
   const int64_t number = blockIdx.x;
   const int32_t warp = static_cast<int32_t>(threadIdx.x / 32);
   constexpr int32_t kTurn = 32 * Row<T>::kUnit;

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .._call import Array
-from ..attentions.pages import append_kv, paged_attention
+from ..attentions.pages import paged_attention
 from ._common import checked, run
 from ._registry import registered
 
@@ -269,15 +269,17 @@ def ragged_page_attention_v3(
         position = lens[owner] - (begin[owner + 1] - begin[owner]) + token - begin[owner]
         page = tables[owner, jnp.clip(position // page_size, 0, tables.shape[1] - 1)]
         is_kept = (token < begin[-1]) & (position >= 0) & (page >= 0)
-        slots = jnp.where(is_kept, page * page_size + position % page_size, -1).astype(jnp.int32)
-        new = jnp.stack([k, v], 2).reshape(tokens, 2 * key_heads, size).astype(cache.dtype)
-        whole = cache.reshape(pages, page_size, 2 * key_heads, size)
-        nothing = jnp.zeros((tokens, 2 * key_heads, 0), cache.dtype)
-        whole, _ = append_kv(new, nothing, whole, jnp.zeros((pages, page_size, 2 * key_heads, 0), cache.dtype), slots)
+        new = jnp.stack([k, v], 2).reshape(tokens, *kv_cache.shape[2:]).astype(cache.dtype)
+        # XLA's own scatter: it writes a donated cache in place in this shape, where a call of append_kv would want
+        # another one, for which XLA copies. As bits: on CPUs XLA widens the whole cache to scatter bf16.
+        bits = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[cache.dtype.itemsize]
+        cast = jax.lax.bitcast_convert_type
+        places = jnp.where(is_kept, page, pages), position % page_size
+        written = cast(cast(cache, bits).at[places].set(cast(new, bits), mode="drop"), cache.dtype)
         scale = softmax_scale * (1.0 if k_scale is None else k_scale)
-        pairs = whole.reshape(pages, page_size, key_heads, 2 * size)
+        pairs = written.reshape(pages, page_size, key_heads, 2 * size)
         out = _interleaved_attention(q, pairs, tables, lens, begin, None, scale, sliding_window, logits_soft_cap)
-        return out if v_scale is None else (out * v_scale).astype(out.dtype), whole.reshape(kv_cache.shape)
+        return out if v_scale is None else (out * v_scale).astype(out.dtype), written
 
     tensors = (queries, keys, values, kv_cache, kv_lens, block_tables, query_start_loc, distribution)
     return run(name, attend, tensors, cfg)  # type: ignore[no-any-return]
