@@ -3,11 +3,12 @@
     python benchmarks/serving.py [--device cpu|cuda] [--layers N] [--batches 1,64] [--input 512] [--new 256]
                                  [--ways ours,hugging_face] [--limit SECONDS] [--output FILE]
 
-The model has the shape of Llama-3.1 8B (--layers of its 32), on a CPU a small one. Hugging Face's generate has a static
-cache and torch.compile(mode="reduce-overhead") of its decoding step, its fastest; each way runs once before it is timed,
-which compiles and captures, then --repeats times, and the fastest counts. tokens/s are new tokens by the time of the
-whole call, prompts included. "step" is a decoding step in the middle of a text; "not reads" is the share of it beyond
-the time that reading the weights and the cache takes at the rate at which this GPU reads the weights by themselves.
+The model has the shape of Llama-3.1 8B (--layers of its 32), on a CPU a small one. Hugging Face's generate has a
+static cache and torch.compile(mode="reduce-overhead") of its decoding step, its fastest. Each way runs once before it
+is timed, which compiles and captures, then --repeats times, and the fastest counts. tokens/s are new tokens by the
+time of the whole call, prompts included. "step" is a decoding step in the middle of a text; "not reads" is the share
+of it beyond the time that reading the weights and the cache takes at the rate at which this GPU reads the weights
+alone.
 """
 
 from __future__ import annotations
@@ -158,8 +159,7 @@ def main() -> int:
     for way in arguments.ways.split(","):
         for number, batch in enumerate(batches):
             generator = torch.Generator().manual_seed(7)
-            vocabulary = model.config.vocab_size
-            prompts = torch.randint(0, vocabulary, (batch, arguments.input), generator=generator)
+            prompts = torch.randint(0, model.config.vocab_size, (batch, arguments.input), generator=generator)
             if len(figures) <= number:
                 what = f"Llama 8B, {layers} of 32 layers" if device.type == "cuda" else f"Llama, {layers} small layers"
                 figures.append({"what": f"{what}, B{batch}, {arguments.input} in, {arguments.new} new"})
@@ -175,7 +175,7 @@ def main() -> int:
 
                 def ours(engine: Any = engine, texts: Any = texts, turn: Any = turn) -> None:
                     turn[0] += 1
-                    moved = [[(token + turn[0]) % vocabulary for token in text] for text in texts]
+                    moved = [[(token + turn[0]) % model.config.vocab_size for token in text] for text in texts]
                     made = serving.generate(model, moved, max_new_tokens=arguments.new, engine=engine)
                     assert all(len(completion.tokens) == arguments.new for completion in made)
 

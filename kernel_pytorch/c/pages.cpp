@@ -1,4 +1,5 @@
-// The C interface of the page allocator.
+#include "kernel_pytorch/c/pages.h"
+
 #include <algorithm>
 
 #include "kernel_pytorch/c/border.h"
@@ -51,8 +52,7 @@ void kp_pages_destroy(kp_pages* pages) {
 kp_status kp_pages_begin(kp_pages* pages, const int32_t* prompt, size_t count, int64_t* request, int64_t* shared) {
   return guarded([&] {
     check_outputs("kp_pages_begin", request, shared);
-    const auto begun =
-        present(pages, "kp_pages_begin").allocator.begin(tokens_of("kp_pages_begin", prompt, count));
+    const auto begun = present(pages, "kp_pages_begin").allocator.begin(tokens_of("kp_pages_begin", prompt, count));
     *request = begun.request;
     *shared = begun.shared;
   });

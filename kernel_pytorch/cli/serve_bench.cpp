@@ -40,11 +40,15 @@ int serve_bench(const ServeBenchArguments& arguments) {
 }  // namespace
 
 void add_serve_bench(Command root) {
-  Command command = root.subcommand("serve-bench", "Serve a trace of requests: tokens/s, time to first token and per token");
+  Command command =
+      root.subcommand("serve-bench", "Serve a trace of requests: tokens/s, time to first token and per token");
   auto arguments = std::make_shared<ServeBenchArguments>();
-  command.text("model", arguments->model, "a folder with a Hugging Face causal language model; without one, a small random one")
+  command
+      .text("model", arguments->model,
+            "a folder with a Hugging Face causal language model; without one, a small random one")
       .number("--requests,-n", arguments->requests, "of the trace", 1, 1e6)
-      .number("--rate,-r", arguments->rate, "requests a second that arrive, by a Poisson process; 0: all at once", 0, 1e6)
+      .number("--rate,-r", arguments->rate, "requests a second that arrive, by a Poisson process; 0: all at once", 0,
+              1e6)
       .number("--prompt", arguments->prompt, "the longest prompt; lengths are Zipf's", 1, 1e6)
       .number("--output", arguments->output, "the most new tokens; lengths are Zipf's", 1, 1e6)
       .number("--batch", arguments->batch, "requests at once", 1, 4096)

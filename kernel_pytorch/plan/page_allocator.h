@@ -43,7 +43,7 @@ class KP_EXPORT PageAllocator {
   void release(int64_t request);
 
   std::span<const int32_t> table(int64_t request) const;
-  int64_t length(int64_t request) const;  // in tokens
+  int64_t length(int64_t request) const;                     // in tokens
   int64_t pages_for(int64_t request, int64_t tokens) const;  // that reserve would take
   int64_t available() const { return static_cast<int64_t>(free_.size() + kept_.size()); }
   int64_t shared_tokens() const { return shared_tokens_; }  // by all calls of begin
@@ -52,16 +52,16 @@ class KP_EXPORT PageAllocator {
  private:
   struct Page {
     int32_t owners = 0;
-    int64_t content = 0;            // the number of a full page's content; 0: it can change
-    uint64_t hash = 0;              // of that content, in contents_
-    int64_t parent = 0;             // the content before it, 0 for the first page of a request
-    std::vector<int32_t> tokens{};  // of that content
+    int64_t content = 0;                   // the number of a full page's content; 0: it can change
+    uint64_t hash = 0;                     // of that content, in contents_
+    int64_t parent = 0;                    // the content before it, 0 for the first page of a request
+    std::vector<int32_t> tokens{};         // of that content
     std::list<int32_t>::iterator place{};  // in kept_, where nobody owns it
   };
   struct Request {
     std::vector<int32_t> table{};  // pages with tokens, then reserved ones
-    std::vector<int32_t> last{};  // the tokens of the page that is not full
-    int64_t parent = 0;           // the content before them
+    std::vector<int32_t> last{};   // the tokens of the page that is not full
+    int64_t parent = 0;            // the content before them
     int64_t length = 0;
   };
 

@@ -1,4 +1,5 @@
-// Random operations against a model: the memory that the slots name, and the tokens that each request should find in it.
+// Random operations against a model: the memory that the slots name, and the tokens that each request should find in
+// it.
 #include "kernel_pytorch/plan/page_allocator.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +15,9 @@ namespace {
 class Model {
  public:
   Model(int64_t pages, int64_t page_size)
-      : allocator(pages, page_size), memory_(static_cast<size_t>(pages * page_size), -1), pages_(pages),
+      : allocator(pages, page_size),
+        memory_(static_cast<size_t>(pages * page_size), -1),
+        pages_(pages),
         page_size_(page_size) {}
 
   int64_t begin(const std::vector<int32_t>& prompt) {

@@ -1,5 +1,5 @@
-"""Attention over pages, against dense attention in fp64 on the keys that a request sees; the writing of pages, the merging
-of parts, and the draw of a token."""
+"""Attention over pages, against dense attention in fp64 on the keys that a request sees; the writing of pages, the
+merging of parts, and the draw of a token."""
 
 from __future__ import annotations
 

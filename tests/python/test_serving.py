@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_pytorch import serving
 from kernel_pytorch.serving.fused import Fused
 from kernel_pytorch.serving.models import Plain, serve
+
+from kernel_pytorch import serving
 
 transformers = pytest.importorskip("transformers")
 
@@ -158,7 +159,12 @@ def test_stop_conditions_and_streaming() -> None:
     text = _Letters().decode(tokens)
     came: list[tuple[int, int]] = []
     (stopped,) = serving.generate(
-        model, [prompt], max_new_tokens=12, stop_strings=text[3:5], tokenizer=_Letters(), on_token=lambda *a: came.append(a)
+        model,
+        [prompt],
+        max_new_tokens=12,
+        stop_strings=text[3:5],
+        tokenizer=_Letters(),
+        on_token=lambda *a: came.append(a),
     )
     assert stopped.reason == "stop_string" and _Letters().decode(stopped.tokens).endswith(text[3:5])
     assert came == [(0, token) for token in stopped.tokens]

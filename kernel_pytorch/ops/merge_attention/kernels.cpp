@@ -15,7 +15,8 @@ void set_trial_inputs(const Merge& problem) {
   for (int64_t i = 0; i < heads * tokens; i += 5) {
     const int64_t head = i / tokens, token = i % tokens;
     problem.lse1.as<float>()[head * problem.lse1.strides[0] + token * problem.lse1.strides[1]] = kNothing;
-    if (i % 10 == 0) problem.lse2.as<float>()[head * problem.lse2.strides[0] + token * problem.lse2.strides[1]] = kNothing;
+    if (i % 10 == 0)
+      problem.lse2.as<float>()[head * problem.lse2.strides[0] + token * problem.lse2.strides[1]] = kNothing;
     if (problem.output1.dtype != DType::kFloat32) continue;
     float* const row =
         problem.output1.as<float>() + token * problem.output1.strides[0] + head * problem.output1.strides[1];

@@ -18,9 +18,9 @@ double lse_at(const TensorView& lse, int64_t head, int64_t token) {
 
 void run(const Merge& problem, int, Context&) {
   const auto value = [](const TensorView& view, int64_t token, int64_t head, int64_t i, double weight) {
-    return weight == 0 ? 0.0
-                       : weight * load_element(view.data, view.dtype,
-                                               token * view.strides[0] + head * view.strides[1] + i);
+    return weight == 0
+               ? 0.0
+               : weight * load_element(view.data, view.dtype, token * view.strides[0] + head * view.strides[1] + i);
   };
   for (int64_t token = 0; token < problem.output.sizes[0]; ++token) {
     for (int64_t head = 0; head < problem.output.sizes[1]; ++head) {

@@ -42,7 +42,8 @@ void check(const Draw& problem, Device device) {
   check_device("logits", logits, device);
   KP_CHECK(logits.dtype == DType::kFloat32 || logits.dtype == DType::kBFloat16 || logits.dtype == DType::kFloat16,
            "sample: logits is ", logits.dtype, "; convert it to fp32, bf16 or fp16");
-  KP_CHECK(logits.rank == 2, "sample: logits has shape ", shape_text(logits.shape()), "; it must be [rows, vocabulary]");
+  KP_CHECK(logits.rank == 2, "sample: logits has shape ", shape_text(logits.shape()),
+           "; it must be [rows, vocabulary]");
   KP_CHECK(logits.sizes[1] <= 1 || logits.strides[1] == 1, "sample: logits has strides ",
            shape_text({logits.strides.data(), 2}), "; its rows must be dense");
   KP_CHECK(logits.sizes[1] <= kMostTokens, "sample: the vocabulary has ", logits.sizes[1], " tokens, at most ",

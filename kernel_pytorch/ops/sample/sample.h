@@ -6,8 +6,8 @@
 //   top_p = p < 1      of these keeps a logit while the weights of all larger ones are below p of the total
 //   min_p = m > 0      of these keeps w >= m * 2^36, m in (0, 1]
 // The token is the first, in the order of the vocabulary, at which the kept weights add up to more than
-// floor(total * u / 2^64), u being the first two words (low word first) of Philox block 0 with the row's seed as key and
-// its position as offset (base/philox.h). A row's token depends on nothing but its own logits, numbers, seed and
+// floor(total * u / 2^64), u being the first two words (low word first) of Philox block 0 with the row's seed as key
+// and its position as offset (base/philox.h). A row's token depends on nothing but its own logits, numbers, seed and
 // position. Tokens less likely than 2^-36 of the largest are not drawn.
 //
 // temperature at or below 1e-30, or NaN: the largest logit, the first of equal ones; above 1e30 it is 1e30. NaN and
@@ -41,8 +41,7 @@ inline constexpr auto kDrawFields = fields<Draw>(
     optional_input<&Draw::min_p>({.shape = "rows", .dtype = "fp32", .memory = MemoryLayout::kContiguous}),
     optional_input<&Draw::seeds>(
         {.shape = "rows", .memory = MemoryLayout::kContiguous, .usual = true, .content = "seeds"}),
-    optional_input<&Draw::positions>(
-        {.shape = "rows", .memory = MemoryLayout::kContiguous, .content = "indices 1000"}),
+    optional_input<&Draw::positions>({.shape = "rows", .memory = MemoryLayout::kContiguous, .content = "indices 1000"}),
     output<&Draw::tokens>({.shape = "rows", .dtype = "int32"}));
 
 inline constexpr int64_t kMostTokens = int64_t{1} << 20;  // of a vocabulary

@@ -28,7 +28,8 @@ std::vector<int32_t> drawn(const std::vector<float>& logits, const Numbers& numb
   context->kernel_override = kernel;
   const auto columns = static_cast<int64_t>(logits.size());
   const auto rows = static_cast<size_t>(draws);
-  std::vector<float> all, temperature(rows, numbers.temperature), top_p(rows, numbers.top_p), min_p(rows, numbers.min_p);
+  std::vector<float> all, temperature(rows, numbers.temperature), top_p(rows, numbers.top_p),
+      min_p(rows, numbers.min_p);
   for (int64_t i = 0; i < draws; ++i) all.insert(all.end(), logits.begin(), logits.end());
   std::vector<int32_t> top_k(rows, numbers.top_k);
   std::vector<int64_t> seeds(rows);
@@ -83,7 +84,7 @@ TEST(Sample, LimitsKeepWhatTheySay) {
   const std::vector<float> logits{std::log(0.4f), std::log(0.1f), std::log(0.3f), std::log(0.2f)};
   EXPECT_EQ(ever_drawn(logits, {}), (Tokens{0, 1, 2, 3}));
   EXPECT_EQ(ever_drawn(logits, {.top_k = 2}), (Tokens{0, 2}));
-  EXPECT_EQ(ever_drawn(logits, {.top_p = 0.65f}), (Tokens{0, 2}));   // 0.4 is less, 0.7 is not
+  EXPECT_EQ(ever_drawn(logits, {.top_p = 0.65f}), (Tokens{0, 2}));  // 0.4 is less, 0.7 is not
   EXPECT_EQ(ever_drawn(logits, {.top_p = 0.75f}), (Tokens{0, 2, 3}));
   EXPECT_EQ(ever_drawn(logits, {.top_p = 0.0f}), (Tokens{0}));
   EXPECT_EQ(ever_drawn(logits, {.min_p = 0.6f}), (Tokens{0, 2}));

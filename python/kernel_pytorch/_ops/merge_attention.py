@@ -23,8 +23,8 @@ def merge_attention(
 
     Args:
         o1, o2: results of attention, [tokens, heads, size], of one type.
-        lse1, lse2: fp32 [heads, tokens], the natural logarithms that `paged_attention` and `attention` return. -inf: the
-            part saw no key, and what it holds is not read.
+        lse1, lse2: fp32 [heads, tokens], the natural logarithms that `paged_attention` returns. -inf: the part saw no
+            key, and what it holds is not read.
         return_lse: also the merged logarithms, for a third part.
     """
     output, lse = _merge(o1, lse1, o2, lse2, return_lse)

@@ -70,7 +70,7 @@ _current: ContextVar[Any] = ContextVar("kernel_pytorch_serving_layers", default=
 
 @contextlib.contextmanager
 def computing(layers: Layer) -> Iterator[None]:
-    """While this holds, layers(index, query, key, value, **options) computes the attention of a model in this thread."""
+    """While this holds, layers(index, query, key, value, **options) computes the attention of models in this thread."""
     token = _current.set(layers)
     try:
         yield

@@ -28,7 +28,10 @@ class Decoder:
         self.engine = engine
         most, device = engine.max_batch, engine.device
         self.sizes = _sizes(most)
-        make = lambda dtype, *shape: torch.zeros(most, *shape, dtype=dtype, device=device)  # noqa: E731
+
+        def make(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.zeros(most, *shape, dtype=dtype, device=device)
+
         self.tokens, self.positions, self.seeds = (make(torch.int64) for _ in range(3))
         self.seq_lens, self.active, self.top_k = (make(torch.int32) for _ in range(3))
         self.temperature, self.top_p, self.min_p = (make(torch.float32) for _ in range(3))
@@ -36,7 +39,7 @@ class Decoder:
         self.graphs: dict[int, Any] = {}
         self.pool: Any = None
         self.results = [torch.zeros(most, dtype=torch.int64).pin_memory() for _ in range(2)]
-        self.events = [torch.cuda.Event() for _ in range(2)]
+        self.events = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
         self.starts: list[int] = []  # of each row: the position of its token in the first step of a run
         self.rooms: list[int] = []  # the position from which on it has no page
 
@@ -45,9 +48,7 @@ class Decoder:
         positions, active, tables = self.positions[:size], self.active[:size], self.tables[:size]
         pages = tables.gather(1, (positions // page)[:, None])[:, 0].long()
         slots = torch.where(active > 0, pages * page + positions % page, -1)
-        batch = Batch(
-            engine.cache, slots, tables, self.seq_lens[:size], batch_invariant=engine.batch_invariant
-        )
+        batch = Batch(engine.cache, slots, tables, self.seq_lens[:size], batch_invariant=engine.batch_invariant)
         logits = engine.served.logits(self.tokens[:size], positions, batch, None)
         positions.add_(active)
         numbers = (self.temperature, self.top_k, self.top_p, self.min_p, self.seeds, self.positions)
@@ -62,7 +63,7 @@ class Decoder:
         self.active.zero_()
         self.seq_lens.zero_()
         self.positions.zero_()
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):

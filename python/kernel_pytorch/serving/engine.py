@@ -6,6 +6,7 @@ One engine serves one model on one device, from one thread.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,8 +27,6 @@ _CPU_SHARE, _GPU_SHARE = 0.3, 0.85  # of the memory that is free
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * _GPU_SHARE)
-    import os
-
     return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _CPU_SHARE)
 
 
@@ -201,14 +200,20 @@ class Engine:
         fed = [(request, tokens) for request, tokens in fed if request.handle]  # others' needs may have undone one
         if not fed:
             return
-        slots, positions, text, ends = [], [], [], [0]
+        slots: list[int] = []
+        positions: list[int] = []
+        text: list[int] = []
+        ends = [0]
         for request, tokens in fed:
             slots += self.cache.extend(request.handle, tokens)
             positions += range(request.computed, request.computed + len(tokens))
             text += tokens
             request.computed += len(tokens)
             ends.append(len(text))
-        whole = lambda values, dtype=torch.int64: torch.tensor(values, dtype=dtype, device=self.device)  # noqa: E731
+
+        def whole(values: list[int], dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=self.device)
+
         batch = Batch(
             self.cache,
             whole(slots),

@@ -60,7 +60,9 @@ class _Layer:
         packed = [pack.packed for pack in self.packs]
         self.qkv = products.add(Product(packed[0], packed[1] if len(packed) > 1 else None))
         self.out = products.add(Product(attention.o_proj.weight, attention.o_proj.bias))
-        self.gate = products.add(Gate(mlp.gate_proj.weight, mlp.up_proj.weight, _ACTIVATIONS[type(mlp.act_fn).__name__]))
+        self.gate = products.add(
+            Gate(mlp.gate_proj.weight, mlp.up_proj.weight, _ACTIVATIONS[type(mlp.act_fn).__name__])
+        )
         self.down = products.add(Product(mlp.down_proj.weight, mlp.down_proj.bias))
         self.norm_in, self.norm_out = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
         self.norm_query = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
@@ -78,7 +80,7 @@ class _Layer:
     def __call__(self, index: int, hidden: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
         count = hidden.shape[0]
         parts = self.qkv(self.norm_in(hidden)).view(count, self.heads + 2 * self.key_heads, self.size)
-        query, key, value = parts.split([self.heads, self.key_heads, self.key_heads], 1)
+        query, key, value = torch.split(parts, [self.heads, self.key_heads, self.key_heads], 1)
         query, key = self.turned(query, key, cos, sin)
         mixed = batch.attend(index, query, key, value, **self.options)
         hidden = self.out(mixed.view(count, -1), hidden)
@@ -135,7 +137,7 @@ def _fits(layer: Any) -> bool:
     attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
     if attention is None or mlp is None:
         return False
-    linears = [getattr(attention, f"{name}_proj", None) for name in "qkvo"]
+    linears: list[Any] = [getattr(attention, f"{name}_proj", None) for name in "qkvo"]
     linears += [getattr(mlp, f"{name}_proj", None) for name in ("gate", "up", "down")]
     if not all(_is_linear(linear) for linear in linears) or mlp.gate_proj.bias is not None:
         return False
@@ -154,7 +156,10 @@ def _fits(layer: Any) -> bool:
 
 
 def recognise(model: Any, options: Sequence[dict[str, Any]]) -> Fused | None:
-    """`options` of each layer's attention. None where a part is not what this file computes; what looks alike and is not, differs in numbers."""
+    """None where a part is not what this file computes; what looks alike and is not, differs in numbers.
+
+    `options`: of each layer's attention, as its own forward gives them.
+    """
     decoder = getattr(model, "model", None)
     parts = ("embed_tokens", "rotary_emb", "layers", "norm")
     if decoder is None or not all(hasattr(decoder, name) for name in parts) or not hasattr(model, "lm_head"):

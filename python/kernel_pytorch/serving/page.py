@@ -18,10 +18,17 @@ def _tile(name: str, figure: str, detail: str) -> str:
     )
 
 
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
 def _plot(trace: Sequence[Arrival], seconds: float) -> str:
     shown = list(trace)[:_MOST_ROWS]
     height = _ROW * len(shown) + 40
-    across = lambda at: _LEFT + (_WIDTH - _LEFT - 10) * at / seconds  # noqa: E731
+
+    def across(at: float) -> float:
+        return _LEFT + (_WIDTH - _LEFT - 10) * at / seconds
+
     parts = []
     for step in range(6):
         at = seconds * step / 5
@@ -53,9 +60,12 @@ def _plot(trace: Sequence[Arrival], seconds: float) -> str:
 
 def page(title: str, found: dict[str, Any], trace: Sequence[Arrival]) -> str:
     first, each = found["first_token_seconds"], found["seconds_per_token"]
-    milliseconds = lambda value: f"{value * 1e3:.1f} ms"  # noqa: E731
     tiles = [
-        _tile("New tokens", f"{found['new_tokens_per_second']:.0f} /s", f"{found['new_tokens']} in {found['seconds']:.2f} s"),
+        _tile(
+            "New tokens",
+            f"{found['new_tokens_per_second']:.0f} /s",
+            f"{found['new_tokens']} in {found['seconds']:.2f} s",
+        ),
         _tile("With prompts", f"{found['tokens_per_second']:.0f} /s", f"{found['prompt_tokens']} tokens of prompts"),
         _tile("To the first token", milliseconds(first["median"]), f"90 %: {milliseconds(first['p90'])}"),
     ]
@@ -68,5 +78,6 @@ def page(title: str, found: dict[str, Any], trace: Sequence[Arrival]) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
         f'<header><p class="kicker">kpt serve-bench</p><h1>{escape(title)}</h1></header><main>'
         f'<dl class="tiles">{"".join(tiles)}</dl><section><h2>Requests</h2><p class="say">Dashed: from arrival to the '
-        f"first token. Filled: while tokens come.{more}</p>{_plot(trace, found['seconds'])}</section></main></body></html>"
+        f"first token. Filled: while tokens come.{more}</p>{_plot(trace, found['seconds'])}</section></main>"
+        "</body></html>"
     )

@@ -67,7 +67,7 @@ class PageAllocator:
     def reserve(self, request: int, tokens: int) -> tuple[int, int, int] | None:
         """Pages for that many tokens more; (from, to, rows) of a copy to make first."""
         check(self._functions["reserve"](self._handle, request, tokens, self._copy))
-        return tuple(self._copy) if self._copy[2] else None  # type: ignore[return-value]
+        return tuple(self._copy) if self._copy[2] else None
 
     def extend(self, request: int, tokens: Sequence[int]) -> tuple[list[int], tuple[int, int, int] | None]:
         """Adds tokens: their slots, and the copy to make first."""
@@ -75,7 +75,7 @@ class PageAllocator:
         slots = (ctypes.c_int64 * count)()
         given = (ctypes.c_int32 * count)(*tokens)
         check(self._functions["extend"](self._handle, request, given, count, slots, self._copy))
-        return list(slots), tuple(self._copy) if self._copy[2] else None  # type: ignore[return-value]
+        return list(slots), tuple(self._copy) if self._copy[2] else None
 
     def fork(self, request: int) -> int:
         forked = ctypes.c_int64()
@@ -130,9 +130,11 @@ class PagedCache:
     ) -> None:
         self.layers, self.page_size = tuple(layers), page_size
         self.allocator = PageAllocator(pages, page_size)
-        make = lambda *shape: torch.empty(pages, page_size, *shape, dtype=dtype, device=device)  # noqa: E731
-        self.keys = [make(layer.heads, layer.size) for layer in layers]
-        self.values = [make(layer.heads, layer.value_size) for layer in layers]
+        rows = [(pages, page_size, layer.heads) for layer in layers]
+        self.keys, self.values = (
+            [torch.empty(*row, size, dtype=dtype, device=device) for row, size in zip(rows, sizes)]
+            for sizes in ([layer.size for layer in layers], [layer.value_size for layer in layers])
+        )
 
     def begin(self, prompt: Sequence[int]) -> tuple[int, int]:
         """A new request, and the tokens of its prompt's front that need not be computed: others have done it."""

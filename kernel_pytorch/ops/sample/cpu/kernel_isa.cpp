@@ -105,12 +105,12 @@ int64_t draw(const RowTask& task) {
   const Scale scale = scale_of(value_of_key(largest.key), task.temperature);
   uint32_t floor = least_key(scale);
   if (task.top_k > 0) {
-    floor = search<T, false>(task, scale, floor, largest.key,
-                             [&](uint64_t) { return static_cast<uint64_t>(task.top_k); });
+    floor =
+        search<T, false>(task, scale, floor, largest.key, [&](uint64_t) { return static_cast<uint64_t>(task.top_k); });
   }
   if (limits_p(task.top_p)) {
-    floor = search<T, true>(task, scale, floor, largest.key,
-                            [&](uint64_t total) { return goal_of(task.top_p, total); });
+    floor =
+        search<T, true>(task, scale, floor, largest.key, [&](uint64_t total) { return goal_of(task.top_p, total); });
   }
   const uint64_t least = least_weight(task.min_p);
   uint64_t total = 0;

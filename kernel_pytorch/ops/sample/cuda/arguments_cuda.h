@@ -14,7 +14,7 @@ struct DrawArguments {
   const int32_t* top_k;
   const void *seeds, *positions;
   int32_t* tokens;
-  int32_t count;  // of the vocabulary
+  int32_t count;                            // of the vocabulary
   bool has_wide_seeds, has_wide_positions;  // int64, not int32
   bool is_aligned;                          // rows may be read 16 bytes at a time
 };

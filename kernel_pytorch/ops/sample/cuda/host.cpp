@@ -31,8 +31,7 @@ void run(const Draw& problem, int, Context& context) {
   static KernelTable<3> kernels;
   const TensorView& logits = problem.logits;
   if (logits.sizes[0] == 0) return;
-  CUkern_st* kernel =
-      kernels.get(cuda_type_index(logits.dtype), context, [&] { return code_of(logits.dtype); });
+  CUkern_st* kernel = kernels.get(cuda_type_index(logits.dtype), context, [&] { return code_of(logits.dtype); });
   const bool is_aligned = reinterpret_cast<uintptr_t>(logits.data) % 16 == 0 &&
                           (logits.sizes[0] == 1 || logits.strides[0] * size_of(logits.dtype) % 16 == 0);
   DrawArguments arguments{.logits = logits.data,

@@ -199,8 +199,8 @@ def ragged_page_attention(
     """Queries of many sequences behind each other, [tokens, heads, size], over pages [pages, page_size, 2 * key heads,
     size] of keys and values in turns, which hold the new ones already.
 
-    num_seqs: int32 [1], how many sequences count. Sums are fp32 whatever compute_dtype asks for; block sizes follow from
-    shapes, so the options about them, optimized and mask_value change nothing.
+    num_seqs: int32 [1], how many sequences count. Sums are fp32 whatever compute_dtype asks for; block sizes follow
+    from shapes, so the options about them, optimized and mask_value change nothing.
     """
     name = "ragged_page_attention"
     checked(name, platform, cfg)
@@ -241,10 +241,10 @@ def ragged_page_attention_v3(
     platform: Any = None,
     cfg: Any = None,
 ) -> tuple[Array, Array]:
-    """Writes new keys and values into the cache, then attends: (output, the cache). A donated cache is written in place.
+    """Writes new keys and values into the cache, then attends: (output, the cache). A donated one is written in place.
 
-    kv_cache: [pages, page_size, ceil(2 * key heads / packing), packing, size], rows of keys and values in turns; size is
-    that of the queries (caches that pad it to 128 are not taken, nor is the variant for 64). block_tables: flat,
+    kv_cache: [pages, page_size, ceil(2 * key heads / packing), packing, size], rows of keys and values in turns; size
+    is that of the queries (caches that pad it to 128 are not taken, nor is the variant for 64). block_tables: flat,
     [sequences * pages of a sequence]. distribution: int32 [3], of which the last is the number of sequences. A query is
     not rounded to FP8: q_scale is refused.
     """
