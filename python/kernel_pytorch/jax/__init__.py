@@ -21,7 +21,7 @@ from .attentions.block_masks import (
     select_by_scores,
 )
 from .attentions.packed import attention_packed
-from .attentions.pages import append_kv, paged_attention
+from .attentions.pages import append_kv, paged_attention, sample
 from .attentions.ring import merge_attention, ring_attention
 from .experts import (
     Routing,
@@ -81,7 +81,6 @@ from .pointwise import (
     swiglu_packed,
 )
 from .products import interleave_gate_up, linear, matmul, mlp
-from .sampling import sample
 from .tables import (
     chunk_mean_pool,
     embedding,
