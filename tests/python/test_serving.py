@@ -14,7 +14,7 @@ import torch
 from kernel_pytorch.serving.fused import Fused
 from kernel_pytorch.serving.models import Plain, serve
 
-from kernel_pytorch import serving
+from kernel_pytorch import functional, serving
 
 transformers = pytest.importorskip("transformers")
 
@@ -186,6 +186,25 @@ def test_a_fork_is_copied_before_it_differs() -> None:
     cache.release(request)
     cache.release(forked)
     assert cache.allocator.available() == 4
+
+
+@pytest.mark.parametrize("counts", [[1, 1, 1], [2, 0, 3]])
+def test_a_shared_prefix_is_attended_once(counts: list[int]) -> None:
+    torch.manual_seed(0)
+    keys, values = torch.randn(9, 4, 2, 16), torch.randn(9, 4, 2, 16)
+    query, sinks = torch.randn(sum(counts), 4, 16), torch.randn(4)
+    prefix = torch.tensor([[6, 2]], dtype=torch.int32)
+    own = torch.tensor([[0, 1], [3, 4], [5, 7]], dtype=torch.int32)
+    lengths = torch.tensor([5, 1, 8], dtype=torch.int32)
+    ragged: dict[str, Any] = {"softcap": 9.0, "sinks": sinks, "return_lse": True}
+    if counts != [1, 1, 1]:
+        ragged["cu_seqlens_q"] = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+    length = torch.tensor([8], dtype=torch.int32)
+    found = serving.shared_prefix_attention(query, keys, values, prefix, length, own, lengths, **ragged)
+    tables = torch.cat([prefix.expand(3, 2), own], 1).contiguous()
+    expected = functional.paged_attention(query, keys, values, tables, lengths + 8, **ragged)
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

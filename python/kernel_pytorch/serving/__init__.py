@@ -9,6 +9,7 @@ from __future__ import annotations
 from .engine import Engine
 from .generate import generate
 from .pages import LayerShape, PagedCache
+from .prefix import shared_prefix_attention
 from .requests import Completion, Sampling
 
-__all__ = ["Completion", "Engine", "LayerShape", "PagedCache", "Sampling", "generate"]
+__all__ = ["Completion", "Engine", "LayerShape", "PagedCache", "Sampling", "generate", "shared_prefix_attention"]
