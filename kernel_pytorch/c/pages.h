@@ -1,6 +1,6 @@
-/* The pages of a cache of keys and values, a part of the C interface; kernel_pytorch.h says how functions fail. Who owns
- * which pages (plan/page_allocator.h): a request is a row of tokens, and full pages with equal tokens in them and before
- * them are shared. For one thread at a time. */
+/* The pages of a cache of keys and values, a part of the C interface; kernel_pytorch.h says how functions fail. Who
+ * owns which pages (plan/page_allocator.h): a request is a row of tokens, and full pages with equal tokens in them and
+ * before them are shared. For one thread at a time. */
 #ifndef KERNEL_PYTORCH_C_PAGES_H
 #define KERNEL_PYTORCH_C_PAGES_H
 
