@@ -139,6 +139,24 @@ def test_sampling_is_seeded_and_independent_of_the_batch() -> None:
     assert mixed[0].tokens == together[0].tokens and mixed[1].tokens == theirs(model, prompts[1], 8)
 
 
+def test_requests_can_be_cancelled() -> None:
+    model = model_of("llama")
+    engine = serving.Engine(model, page_size=4, max_batch=2)
+    prompts = prompts_of(5, 6, 7)
+    settings = serving.Sampling(max_new_tokens=6)
+    stop_at_three = lambda number, _: engine.cancel(number) if len(engine.running[0].tokens) == 3 else None  # noqa: E731
+    numbers = [engine.add(prompts[0], settings, stop_at_three), *(engine.add(p, settings) for p in prompts[1:])]
+    engine.cancel(numbers[2])
+    engine.run()
+    made = [engine.completion(number) for number in numbers]
+    assert [c.reason for c in made if c is not None] == ["cancelled", "length", "cancelled"]
+    assert [len(c.tokens) for c in made if c is not None] == [3, 6, 0]
+    assert engine.cache.allocator.available() == engine.cache.allocator.pages
+    with pytest.raises(ValueError, match="vocabulary"):
+        serving.generate(model, [[1, 2], [1000]], max_new_tokens=2, engine=engine)
+    assert not engine.is_busy
+
+
 class _Letters:
     """A tokenizer of one letter a token."""
 

@@ -130,6 +130,18 @@ class Engine:
         request = self.finished.pop(number, None)
         return None if request is None else request.completion()
 
+    def cancel(self, number: int) -> None:
+        """Ends a request, with the tokens that it has; also from `on_token`."""
+        for request in self.waiting:
+            if request.number == number:
+                request.reason = "cancelled"
+                self.waiting.remove(request)
+                self.finished[number] = request
+                return
+        for request in self.running:
+            if request.number == number:
+                request.reason = "cancelled"  # its pages are given back when the step has ended
+
     @property
     def is_busy(self) -> bool:
         return bool(self.waiting or self.running)
@@ -142,12 +154,19 @@ class Engine:
     @torch.no_grad()
     def step(self) -> None:
         """One batch; or several, where requests do nothing but decode on a GPU and none is waiting for room."""
+        self._collect()
         self._admit()
+        if not self.running:
+            return
         decoding = [request for request in self.running if request.length - request.computed == 1]
         if self.decoder is not None and len(decoding) == len(self.running):
             self.decoder.run(self.running)
         else:
             self._mixed()
+        self._collect()
+
+    def _collect(self) -> None:
+        """Gives back what belongs to requests that have ended."""
         for request in [request for request in self.running if request.reason]:
             self._release(request)
             self.running.remove(request)

@@ -90,11 +90,16 @@ def generate(
     ends = _stop_tokens(model, eos_token_id)
     first = engine.next_number
     report = None if on_token is None else lambda number, token: on_token(number - first, token)
-    added = []
-    for i, prompt in enumerate(prompts):
-        values = {name: column[i] for name, column in columns.items()}
-        sampling = Sampling(**values, stop_tokens=ends, stop_strings=stops)
-        added.append(engine.add(_tokens_of(prompt, tokenizer), sampling, report))
-    engine.run()
+    added: list[int] = []
+    try:
+        for i, prompt in enumerate(prompts):
+            values = {name: column[i] for name, column in columns.items()}
+            sampling = Sampling(**values, stop_tokens=ends, stop_strings=stops)
+            added.append(engine.add(_tokens_of(prompt, tokenizer), sampling, report))
+        engine.run()
+    except BaseException:  # an engine that is kept must not go on with the others
+        for number in added:
+            engine.cancel(number)
+        raise
     completions = [engine.completion(number) for number in added]
     return [completion for completion in completions if completion is not None]

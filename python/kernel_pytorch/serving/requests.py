@@ -46,7 +46,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Completion:
-    """The tokens after a prompt, and why they end: "length", "stop_token" or "stop_string"."""
+    """The tokens after a prompt, and why they end: "length", "stop_token", "stop_string" or "cancelled"."""
 
     prompt: list[int]
     tokens: list[int]
@@ -82,7 +82,9 @@ class Request:
         """A new token; whether the text ends with it."""
         self.tokens.append(token)
         if self.on_token is not None:
-            self.on_token(self.number, token)
+            self.on_token(self.number, token)  # which may cancel it
+        if self.reason:
+            return True
         if token in self.sampling.stop_tokens:
             self.reason = "stop_token"
         elif self.sampling.stop_strings and self._has_stop(tokenizer):
