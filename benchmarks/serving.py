@@ -14,6 +14,7 @@ alone.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from pathlib import Path
@@ -174,17 +175,17 @@ def main() -> int:
     model = make_model(device, layers, longest)
     print(f"model ready after {time.perf_counter() - started:.1f} s", flush=True)
     figures: list[dict[str, Any]] = []
-    run: dict[str, Any] = {
-        "machine": describe_machine(device),
-        "columns": ["what", "ours", THEIRS, "share of a step that is not reads"],
-        "figures": figures,
-    }
+    columns = ["what", "ours", THEIRS, "share of a step that is not reads"]
+
+    def run() -> dict[str, Any]:
+        """Texts for the table, and the numbers behind them."""
+        texts = [{name: figure.get(name, "") for name in columns} for figure in figures]
+        numbers = [{name: value for name, value in figure.items() if name not in columns} for figure in figures]
+        return {"machine": describe_machine(device), "columns": columns, "figures": texts, "numbers": numbers}
 
     def store() -> None:
         if arguments.output is not None:
-            import json
-
-            arguments.output.write_text(json.dumps({"benchmark": "serving", "runs": [run]}, indent=1) + "\n")
+            arguments.output.write_text(json.dumps({"benchmark": "serving", "runs": [run()]}, indent=1) + "\n")
 
     batches = [int(batch) for batch in arguments.batches.split(",")]
     for way in arguments.ways.split(","):
@@ -242,10 +243,7 @@ def main() -> int:
     if arguments.prefix:
         with torch.no_grad():
             figures.append(prefix_figures(device, 0.3))
-    for row in figures:
-        for column in run["columns"]:
-            row.setdefault(column, "")
-    print_and_store(run, arguments.output)
+    print_and_store(run(), arguments.output)
     return 0
 
 
