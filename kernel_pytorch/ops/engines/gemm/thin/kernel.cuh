@@ -5,7 +5,6 @@
 // operand of mma (16 of its rows), a the second (8 of its rows). sm_80.
 #pragma once
 
-#include "kernel_pytorch/cuda/ptx/float_pairs.cuh"
 #include "kernel_pytorch/cuda/ptx/memory.cuh"
 #include "kernel_pytorch/cuda/tile/dependent_launch.cuh"
 #include "kernel_pytorch/cuda/tile/mma.cuh"
@@ -34,7 +33,6 @@ class ThinProduct {
 
   __device__ __forceinline__ void run(Shared& shared) {
     tile::let_next_kernel_start();
-    prefetch(warp_ * kStep + lane_ % 4 * 8);
     tile::wait_for_earlier_kernels();
     float sums[kTiles][kRowTiles][4] = {};
 #pragma unroll 1
@@ -54,22 +52,6 @@ class ThinProduct {
     const T* data = static_cast<const T*>(operand.data) + blockIdx.z * operand.batch;
     const int64_t line = operand.pair == 0 ? row * operand.outer : row / 2 * operand.outer + row % 2 * operand.pair;
     return ptx::ld_global_v4_if(row < rows && k < arguments_.k, data + line + k);
-  }
-
-  // The weight's first bytes on their way to L2 while earlier kernels end. One of them may still write the weight: what
-  // it writes is in L2 too, and nothing is read into registers here.
-  __device__ __forceinline__ void prefetch(int32_t k) const {
-    const T* data = static_cast<const T*>(arguments_.b.data) + blockIdx.z * arguments_.b.batch;
-    const int64_t pair = arguments_.b.pair;
-#pragma unroll
-    for (int block = 0; block < kThinBlocks; ++block) {
-#pragma unroll
-      for (int i = 0; i < 2 * kTiles; ++i) {
-        const int32_t row = first_column_ + 8 * i + lane_ / 4, column = k + block * kThinBlock;
-        const int64_t line = pair == 0 ? row * arguments_.b.outer : row / 2 * arguments_.b.outer + row % 2 * pair;
-        if (row < arguments_.n && column < arguments_.k) ptx::prefetch_global_l2(data + line + column);
-      }
-    }
   }
 
   __device__ __forceinline__ void add(float (&sums)[kTiles][kRowTiles][4], int32_t k) const {
