@@ -61,6 +61,7 @@ TITLES = {  # by file, or by the benchmark that wrote it
     "optimize_models": "whole models by `optimize`",
     "optimize_models, ways forced": "a Llama block, each variant of `optimize` forced",
     "overhead": "calls on 4x64 elements, host time included",
+    "serving": "text generation by `serving.generate`",
     "sparse_attention": "sparse attention",
     "sparse_matmul": "products with 2:4 weights",
     "torch_attention": "attention",

@@ -3,7 +3,7 @@
 # put it; the installed one looks in ../lib (cmake/install.cmake).
 find_package(CLI11 REQUIRED)
 find_package(fmt REQUIRED)
-file(GLOB cli_sources CONFIGURE_DEPENDS kernel_pytorch/cli/*.cpp)
+file(GLOB cli_sources CONFIGURE_DEPENDS kernel_pytorch/cli/*.cpp kernel_pytorch/cli/python/*.cpp)
 list(FILTER cli_sources EXCLUDE REGEX "_test\\.cpp$")
 add_executable(kpt ${cli_sources})
 target_include_directories(kpt PRIVATE $<TARGET_PROPERTY:fmt::fmt-header-only,INTERFACE_INCLUDE_DIRECTORIES>)

@@ -89,6 +89,7 @@ void add_cache(Command root);
 void add_optimize(Command root);
 void add_compile(Command root);
 void add_learn(Command root);
+void add_serve_bench(Command root);
 void add_version(Command root);
 void add_completion(Command root);
 

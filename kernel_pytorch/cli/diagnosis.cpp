@@ -7,7 +7,7 @@
 #include "kernel_pytorch/base/options.h"
 #include "kernel_pytorch/c/kernel_pytorch.h"
 #include "kernel_pytorch/cli/format.h"
-#include "kernel_pytorch/cli/python_program.h"
+#include "kernel_pytorch/cli/python/python_program.h"
 #include "kernel_pytorch/cli/terminal.h"
 #include "kernel_pytorch/device/device_info.h"
 #include "kernel_pytorch/jit/jit.h"

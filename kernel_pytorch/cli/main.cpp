@@ -33,6 +33,7 @@ void add_commands(Command root) {
   add_optimize(root);
   add_compile(root);
   add_learn(root);
+  add_serve_bench(root);
   add_version(root);
   add_completion(root);
 }

@@ -21,6 +21,8 @@
   OP(norm_rope)             \
   OP(attention)             \
   OP(paged_attention)       \
+  OP(merge_attention)       \
+  OP(sample)                \
   OP(block_list)            \
   OP(moe_routing)           \
   OP(grouped_matmul)        \

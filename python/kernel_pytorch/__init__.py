@@ -35,6 +35,7 @@ _LAZY: dict[str, str] = {
     "record": "tuning",
     "recorded": "tuning",
     "restore": "_optimize.optimize",
+    "serving": "serving",
     "testing_framework": "testing_framework",
     "tune": "tuning",
     "tuning": "tuning",

@@ -23,6 +23,7 @@ __all__ = [
     "call",
     "call_for_handle",
     "call_with_callbacks",
+    "check",
     "declarations",
     "import_cache",
     "load",
@@ -95,6 +96,11 @@ def _check(library: ctypes.CDLL, status: int) -> None:
     if status != 0:
         message = library.kp_last_error().decode("utf-8", "replace")
         raise KernelPyTorchError(message, _CODES.get(status, "internal"))
+
+
+def check(status: int) -> None:
+    """Raises what the library says of a status that is not 0."""
+    _check(load(), status)
 
 
 def _encode(request: Any) -> bytes | None:

@@ -39,12 +39,14 @@ from ._ops.linear import interleave_gate_up, linear, mlp
 from ._ops.linear_cross_entropy import linear_cross_entropy
 from ._ops.matmul import matmul
 from ._ops.mean_pooling import chunk_mean_pool, mean_pool
+from ._ops.merge_attention import merge_attention
 from ._ops.moe import Routing, moe_combine, moe_mlp, route, route_chosen
 from ._ops.norm_rope import norm_rope
 from ._ops.paged_attention import append_kv, mla_decode, paged_attention
 from ._ops.quantized_matmul import QuantizedWeight, dequantize_weight, quantize_weight, quantized_matmul
 from ._ops.rms_norm import add_rms_norm, rms_norm
 from ._ops.rope import rope, rope_, rope_frequencies, rope_from_frequencies, rope_tables
+from ._ops.sample import sample
 from ._ops.softmax import log_softmax, log_softmax_, softmax, softmax_
 from ._ops.sparse_matmul import Sparse24Tensor, sparse_compress, sparse_matmul
 
@@ -87,6 +89,7 @@ __all__ = [
     "matmul",
     "mean_pool",
     "mla_decode",
+    "merge_attention",
     "mlp",
     "moe_combine",
     "moe_mlp",
@@ -109,6 +112,7 @@ __all__ = [
     "rope_tables",
     "route",
     "route_chosen",
+    "sample",
     "scaled_grouped_matmul",
     "scaled_matmul",
     "select_blocks",

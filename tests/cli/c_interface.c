@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "kernel_pytorch/c/kernel_pytorch.h"
+#include "kernel_pytorch/c/pages.h"
 
 static int failures = 0;
 
@@ -190,6 +191,30 @@ static void test_ops(void) {
   EXPECT(context == NULL);
 }
 
+static void test_pages(void) {
+  const int32_t prompt[] = {1, 2, 3, 4, 5};
+  int64_t request = 0, shared = -1, forked = 0, slots[5], counts[4], pages_of = 0;
+  int32_t copy[3], table[4];
+  kp_pages* pages = NULL;
+  EXPECT(kp_pages_create(4, 2, &pages) == KP_OK);
+  EXPECT(kp_pages_begin(pages, prompt, 5, &request, &shared) == KP_OK && shared == 0);
+  EXPECT(kp_pages_reserve(pages, request, 1, copy) == KP_OK && copy[2] == 0);
+  EXPECT(kp_pages_extend(pages, request, prompt, 5, slots, copy) == KP_OK && slots[1] == slots[0] + 1);
+  EXPECT(kp_pages_table(pages, request, table, 4, &pages_of) == KP_OK && pages_of == 3 && table[3] == -1);
+  EXPECT(kp_pages_fork(pages, request, &forked) == KP_OK);
+  EXPECT(kp_pages_extend(pages, forked, prompt, 1, slots, copy) == KP_OK && copy[2] == 1);
+  EXPECT(kp_pages_counts(pages, forked, 4, counts) == KP_OK && counts[0] == 0 && counts[1] == 2 && counts[3] == 2);
+  EXPECT(kp_pages_extend(pages, forked, prompt, 5, slots, copy) == KP_DEVICE);
+  EXPECT(strstr(kp_last_error(), "more pages") != NULL);
+  EXPECT(kp_pages_release(pages, forked) == KP_OK);
+  EXPECT(kp_pages_release(pages, forked) == KP_INVALID_ARGUMENT);
+  EXPECT(kp_pages_table(NULL, request, table, 4, &pages_of) == KP_INVALID_ARGUMENT);
+  EXPECT(kp_pages_extend(pages, request, NULL, 1, slots, copy) == KP_INVALID_ARGUMENT);
+  kp_pages_destroy(pages);
+  kp_pages_destroy(NULL);
+  EXPECT(kp_pages_create(0, 2, &pages) == KP_INVALID_ARGUMENT && pages == NULL);
+}
+
 int main(void) {
   test_what_is_there();
   test_ops();
@@ -197,5 +222,6 @@ int main(void) {
   test_tuning();
   test_choices();
   test_refusals();
+  test_pages();
   return failures == 0 ? 0 : 1;
 }

@@ -1,4 +1,5 @@
-"""Attention over pages, against dense attention in fp64 on the keys that a request sees; and the writing of pages."""
+"""Attention over pages, against dense attention in fp64 on the keys that a request sees; the writing of pages, the
+merging of parts, and the draw of a token."""
 
 from __future__ import annotations
 
@@ -210,3 +211,76 @@ def append_kv(d: Draw, name: str) -> Case:
         return None if same else "the key cache holds other rows"
 
     return Case((key, value, key_cache, value_cache, slots), scales, check=check, gradients=False)
+
+
+@generates("merge_attention")
+def merge_attention(d: Draw, name: str) -> Case:
+    dtype = d.dtype(double=False)
+    tokens, heads, size = d.size(20), d.between(1, 4), d.between(1, 140)
+    outputs = [d.normal((tokens, heads, size), dtype) for _ in range(2)]
+    sums = [d.normal((heads, tokens), torch.float32, d.choice((1.0, 30.0))) for _ in range(2)]
+    for lse, output in zip(sums, outputs):
+        empty = torch.rand(lse.shape, generator=d.generator) < 0.2
+        lse[empty] = -math.inf
+        output[empty.T] = math.nan
+    if d.maybe(0.3):
+        sums[1] = sums[1].T.contiguous().T
+    lse = torch.logaddexp(sums[0].double(), sums[1].double())
+    weights = [torch.where(one == -math.inf, 0.0, torch.exp(one.double() - lse)).T[..., None] for one in sums]
+    parts = [torch.where(w == 0, 0.0, w * o.double()) for w, o in zip(weights, outputs)]
+    expected = parts[0] + parts[1]
+
+    def check(found: Any, case: Case) -> str | None:
+        output, merged = found
+        tolerance = {torch.float32: 1e-5, torch.bfloat16: 0.02, torch.float16: 0.003}[dtype]
+        if not torch.allclose(output.double(), expected, atol=tolerance, rtol=tolerance):
+            return f"off by {(output.double() - expected).abs().max()}"
+        return None if torch.allclose(merged.double(), lse, atol=1e-5, rtol=1e-5) else "another lse"
+
+    return Case((outputs[0], sums[0], outputs[1], sums[1]), {}, check=check, gradients=False)
+
+
+@generates("sample")
+def sample(d: Draw, name: str) -> Case:
+    """Against what the limits keep, sorted in fp64, with a margin where a sum is close to its limit."""
+    dtype = d.dtype(double=False)
+    rows, vocabulary = d.between(1, 6), d.choice((1, 7, 100, 3000))
+    logits = d.normal((rows, vocabulary), dtype, d.choice((0.5, 4.0)))
+    each = lambda low, high: torch.rand(rows, generator=d.generator) * (high - low) + low  # noqa: E731
+    options: dict[str, Any] = {"seeds": torch.randint(0, 2**60, (rows,), generator=d.generator)}
+    options["temperature"] = each(0.1, 2.0) * (torch.rand(rows, generator=d.generator) < 0.8)
+    if d.maybe():
+        options["top_k"] = torch.randint(0, 20, (rows,), generator=d.generator, dtype=torch.int32)
+    if d.maybe():
+        options["top_p"] = each(0.0, 1.1)
+    if d.maybe():
+        options["min_p"] = each(0.0, 0.3)
+    if d.maybe():
+        options["positions"] = d.between(0, 1000)
+
+    def check(tokens: Any, case: Case) -> str | None:
+        for row, token in enumerate(tokens.tolist()):
+            values = logits[row].double()
+            if options["temperature"][row] == 0:
+                if token != int(values.argmax()):
+                    return f"row {row} is greedy: {token}"
+                continue
+            if not _may_be_drawn(values / options["temperature"][row], token, row, options):
+                return f"row {row}: token {token} is not among the kept ones"
+        return None
+
+    return Case((logits,), options, check=check, gradients=False)
+
+
+def _may_be_drawn(scores: Tensor, token: int, row: int, options: dict[str, Any]) -> bool:
+    shares = torch.softmax(scores, 0)
+    k = int(options["top_k"][row]) if "top_k" in options else 0
+    if k > 0 and int((scores > scores[token]).sum()) >= k:
+        return False
+    kept = shares.clone()
+    if 0 < k < len(kept):
+        kept[scores < scores.topk(k).values[-1]] = 0
+    above = float(kept[scores > scores[token]].sum() / kept.sum())
+    if "top_p" in options and options["top_p"][row] < 1 and above > float(options["top_p"][row]) + 1e-4:
+        return False
+    return "min_p" not in options or bool(shares[token] / shares.max() >= options["min_p"][row] - 1e-5)

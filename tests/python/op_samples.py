@@ -270,6 +270,8 @@ def _pages() -> None:
     plain = (torch.randn(2, 2, 8), cache, cache.clone(), tables, lengths)
     functional.paged_attention(*plain, out=torch.empty(2, 2, 8), return_lse=True)
     functional.mla_decode(torch.randn(2, 2, 8), cache[:, :, 0], tables, lengths, head_size_v=6, return_lse=True)
+    functional.merge_attention(torch.randn(3, 2, 8), torch.randn(2, 3), torch.randn(3, 2, 8), torch.randn(2, 3))
+    functional.sample(torch.randn(2, 9), temperature=1.0, top_k=3, top_p=0.9, min_p=0.1, seeds=5, positions=7)
 
 
 def _optimizer(seed: Tensor) -> None:

@@ -27,6 +27,7 @@ SHAPES = {
     "paged_attention": (2, 1, 4, 16),
     "append_kv": (3, 2, 16),
     "mla_decode": (2, 1, 4),
+    "merge_attention": (3, 2, 16),
     "sparse_matmul": (4, 8, 16),
 }
 

@@ -23,6 +23,7 @@ from .attentions.block_masks import (
 from .attentions.fp8 import attention_fp8
 from .attentions.packed import attention_packed
 from .attentions.pages import append_kv, mla_decode, paged_attention
+from .attentions.pages import append_kv, paged_attention, sample
 from .attentions.ring import merge_attention, ring_attention
 from .experts import (
     Routing,
@@ -161,6 +162,7 @@ __all__ = [
     "rope_tables",
     "route",
     "route_chosen",
+    "sample",
     "scaled_grouped_matmul",
     "scaled_matmul",
     "select_blocks",

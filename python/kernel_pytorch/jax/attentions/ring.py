@@ -12,23 +12,30 @@ from .._call import Array, call
 
 
 def merge_attention(
-    output: Array, lse: Array, other_output: Array, other_lse: Array, *, layout: str = "bshd"
-) -> tuple[Array, Array]:
-    """Attention to all keys from attention to two parts of them, as `attention(..., return_lse=True)` returns it.
+    o1: Array, lse1: Array, o2: Array, lse2: Array, *, return_lse: bool = True, layout: str = "bshd"
+) -> Any:
+    """Attention to all keys from attention to two parts of them.
 
     Args:
-        output, other_output: in the layout; lse, other_lse: [batch, heads, queries].
+        o1, o2: as `attention(..., return_lse=True)` returns them, in the layout, with lse [batch, heads, queries]: it
+            has gradients. Or as `paged_attention` does, [tokens, heads, size] with lse [heads, tokens]: without.
+        return_lse: also the merged lse.
     """
     if layout not in ("bshd", "bhsd"):
         raise ValueError(f'merge_attention: layout is "{layout}"; it is "bshd" or "bhsd"')
-    total = jnp.logaddexp(lse, other_lse)
+    if o1.ndim == 3:
+        tensors = {"output1": o1, "lse1": lse1, "output2": o2, "lse2": lse2}
+        made = call("merge_attention", tensors, wanted=("return_lse",) if return_lse else ())
+        return (made["output"], made["lse"]) if return_lse else made["output"]
+    total = jnp.logaddexp(lse1, lse2)
 
     def weighed(part: Array, of: Array) -> Array:
         # A row without any key has -inf in both: its weights are 0.
         weight = jnp.exp(jnp.where(of == -jnp.inf, -jnp.inf, of - total))[..., None]
         return part.astype(weight.dtype) * (jnp.swapaxes(weight, 1, 2) if layout == "bshd" else weight)
 
-    return (weighed(output, lse) + weighed(other_output, other_lse)).astype(output.dtype), total
+    output = (weighed(o1, lse1) + weighed(o2, lse2)).astype(o1.dtype)
+    return (output, total) if return_lse else output
 
 
 def ring_attention(

@@ -51,13 +51,15 @@ from ._pending import (
     lightning_attention,
     mla_attention,
     native_sparse_attention,
+    recurrent_attention,
+)
+from ._registry import Backend, KernelRegistry, KernelSpec, Platform, kernel_registry
+from ._serving import (
     page_attention,
     ragged_decode_attention,
     ragged_page_attention,
     ragged_page_attention_v3,
-    recurrent_attention,
 )
-from ._registry import Backend, KernelRegistry, KernelSpec, Platform, kernel_registry
 
 __all__ = [
     "TIERS",

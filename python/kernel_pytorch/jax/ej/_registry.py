@@ -114,10 +114,6 @@ PENDING = (
     "gla",
     "lightning_attn",
     "native_sparse_attention",
-    "page_attention",
-    "ragged_decode_attention",
-    "ragged_page_attention",
-    "ragged_page_attention_v3",
     "recurrent",
 )
 PENDING_SENTENCE = (

@@ -1,4 +1,4 @@
-#include "kernel_pytorch/cli/python_program.h"
+#include "kernel_pytorch/cli/python/python_program.h"
 
 #include <cerrno>
 #include <chrono>

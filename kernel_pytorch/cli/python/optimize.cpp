@@ -4,7 +4,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/cli/command.h"
 #include "kernel_pytorch/cli/format.h"
-#include "kernel_pytorch/cli/python_program.h"
+#include "kernel_pytorch/cli/python/python_program.h"
 
 namespace kernel_pytorch::cli {
 namespace {

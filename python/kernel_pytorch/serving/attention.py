@@ -1,0 +1,123 @@
+"""Hugging Face's attention over pages: the layers of a model call `attend` for the batch that is being computed.
+
+A batch is one row of tokens, [1, tokens], of requests behind each other. Each layer writes its new keys and values into
+the pages and attends over them, so the model runs without a cache of its own and builds no mask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..functional import append_kv, paged_attention
+from .pages import PagedCache
+
+NAME = "kernel_pytorch_paged"
+
+
+@dataclass
+class Batch:
+    """Where the new tokens of a batch stand."""
+
+    cache: PagedCache
+    slots: Tensor  # int64 [tokens]
+    block_tables: Tensor  # int32 [requests, pages]
+    seq_lens: Tensor  # int32 [requests], new tokens included
+    cu_seqlens_q: Tensor | None = None  # int32 [requests + 1]; None: one token each
+    max_seqlen_q: int = 1
+    batch_invariant: bool = False
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """[tokens, heads, size] of all three -> [tokens, heads, value_size]. A window counts the token itself."""
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        append_kv(key, value, keys, values, self.slots)
+        output: Tensor = paged_attention(
+            query,
+            keys,
+            values,
+            self.block_tables,
+            self.seq_lens,
+            cu_seqlens_q=self.cu_seqlens_q,
+            max_seqlen_q=self.max_seqlen_q,
+            scale=scale,
+            window=None if window is None else (window - 1, 0),
+            softcap=softcap,
+            sinks=sinks,
+            batch_invariant=self.batch_invariant,
+        )
+        return output
+
+
+Layer = Callable[..., Tensor]
+_current: ContextVar[Any] = ContextVar("kernel_pytorch_serving_layers", default=None)
+
+
+@contextlib.contextmanager
+def computing(layers: Layer) -> Iterator[None]:
+    """While this holds, layers(index, query, key, value, **options) computes the attention of models in this thread."""
+    token = _current.set(layers)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """query [1, heads, tokens, size], key and value alike -> [1, tokens, heads, size]."""
+    layers = _current.get()
+    if layers is None:
+        raise RuntimeError(f'attn_implementation="{NAME}" computes inside kernel_pytorch.serving alone')
+    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    options = {"scale": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
+    output: Tensor = layers(getattr(module, "layer_idx", None), *rows, **options)
+    return output[None], None
+
+
+def no_mask(*_: Any, **__: Any) -> None:
+    """Pages know what a token sees."""
+
+
+@contextlib.contextmanager
+def implementation(model: nn.Module) -> Iterator[None]:
+    """The model's layers call attention_forward while this holds."""
+    from transformers import AttentionInterface, AttentionMaskInterface  # optional
+
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, no_mask)
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
+    before = [(config, config._attn_implementation) for config in configs if hasattr(config, "_attn_implementation")]
+    try:
+        for config, _ in before:
+            config._attn_implementation = NAME
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation = name
