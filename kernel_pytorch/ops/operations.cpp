@@ -21,6 +21,7 @@
   OP(norm_rope)             \
   OP(attention)             \
   OP(paged_attention)       \
+  OP(linear_attention)      \
   OP(block_list)            \
   OP(moe_routing)           \
   OP(grouped_matmul)        \
