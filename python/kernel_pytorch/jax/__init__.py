@@ -20,6 +20,7 @@ from .attentions.block_masks import (
     select_blocks,
     select_by_scores,
 )
+from .attentions.linear import linear_attention
 from .attentions.packed import attention_packed
 from .attentions.pages import append_kv, paged_attention
 from .attentions.ring import merge_attention, ring_attention
@@ -128,6 +129,7 @@ __all__ = [
     "interleave_gate_up",
     "layer_norm",
     "linear",
+    "linear_attention",
     "linear_cross_entropy",
     "log_softmax",
     "matmul",

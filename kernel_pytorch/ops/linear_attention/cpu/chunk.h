@@ -49,6 +49,8 @@ struct ChunkKernels {
   // log_total, where that is given.
   void (*advance)(const Head& head, int64_t begin, int64_t end, float* state, const Rows& output, float* log_total,
                   float* workspace);
+  // The same tokens one after another: for so few that a chunk does not pay.
+  void (*step)(const Head& head, int64_t begin, int64_t end, float* state, const Rows& output, float* workspace);
   // The state's gradient in front of a chunk, of that behind it.
   void (*retreat)(const Head& head, int64_t begin, int64_t end, float* state_gradient, float* log_total,
                   float* workspace);

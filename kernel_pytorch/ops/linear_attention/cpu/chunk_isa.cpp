@@ -285,6 +285,37 @@ void advance(const Head& head, int64_t begin, int64_t end, float* state, const R
   }
 }
 
+// One row of the state after another, each read and written once for a token.
+template <class T>
+void step(const Head& head, int64_t begin, int64_t end, float* state, const Rows& output, float* workspace) {
+  const Extent e = extent_of(head.columns, head.values);
+  Space s{};
+  place(e, workspace, &s);
+  const int64_t values = e.wide_values;
+  for (int64_t token = begin; token < end; ++token) {
+    const T *query = row_at<const T>(head.query, token), *key = row_at<const T>(head.key, token);
+    read_rows(row_at<const T>(head.value, token), 0, 1, e.values, 0, 1.0f, s.v);
+    if (head.channel_gate.data != nullptr) {
+      sum_column_gates<T>(head, e, token, 1, s.sums);
+    } else {
+      const Vec gate = cpu::broadcast(head.has_scalar ? scalar_gate<T>(head, token) : 0.0f);
+      for (int64_t i = 0; i < e.wide_columns; i += kLanes) cpu::store(s.sums + i, gate);
+    }
+    for (int64_t i = 0; i < e.wide_columns; i += kLanes) cpu::store(s.sums + i, cpu::exp(cpu::load(s.sums + i)));
+    for (int64_t j = 0; j < values; j += kLanes) cpu::store(s.result + j, Vec{});
+    for (int64_t i = 0; i < e.columns; ++i) {
+      const float kept = s.sums[i], k = to_float(key[i]), q = to_float(query[i]) * head.scale;
+      float* row = state + i * values;
+      for (int64_t j = 0; j < values; j += kLanes) {
+        const Vec next = cpu::load(row + j) * kept + cpu::load(s.v + j) * k;
+        cpu::store(row + j, next);
+        cpu::store(s.result + j, cpu::load(s.result + j) + next * q);
+      }
+    }
+    write_rows(s.result, values, 1, e.values, row_at<T>(output, token), 0, 1.0f);
+  }
+}
+
 template <class T>
 void retreat(const Head& head, int64_t begin, int64_t end, float* state_gradient, float* log_total, float* workspace) {
   const Extent e = extent_of(head.columns, head.values);
@@ -453,8 +484,8 @@ void join_states(const float* log_factors, const float* more, int64_t columns, i
 
 template <class T>
 constexpr ChunkKernels kernels_for() {
-  return {workspace_floats, state_floats, read_state, write_state,    join_states,
-          chunk_end<T>,     advance<T>,   retreat<T>, differentiate<T>};
+  return {workspace_floats, state_floats, read_state, write_state, join_states,
+          chunk_end<T>,     advance<T>,   step<T>,    retreat<T>,  differentiate<T>};
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 // of its tokens. Parts take two passes: each gives its own state from zero and the product of its gates, the states are
 // joined from one part to the next, and then every part knows what it begins with.
 //
-// Backward: states are kept at every kKept-th chunk while going forward, and the chunks between are computed again, so
+// A forward of few tokens, or where mode asks for it, goes step by step. Backward: states are kept at every kKept-th chunk while going forward, and the chunks between are computed again, so
 // that a long sequence needs the root of its chunks and not all of them.
 #include <algorithm>
 #include <vector>
@@ -18,6 +18,7 @@ namespace kernel_pytorch::linear_attention {
 namespace {
 
 constexpr int64_t kKept = 16;
+constexpr int64_t kFewTokens = 4;  // a chunk pays above
 constexpr int64_t kPartTokens = 512;  // a part has at least so many
 
 const ChunkKernels& kernels_of(CpuIsa isa, DType dtype) {
@@ -26,9 +27,7 @@ const ChunkKernels& kernels_of(CpuIsa isa, DType dtype) {
 
 template <class Problem>
 registry::Support supports(const Problem& problem, const DeviceInfo& device) {
-  if (const char* obstacle = cpu_obstacle(problem.query.dtype, device)) return registry::Support::no(obstacle);
-  return problem.mode == Mode::kRecurrent ? registry::Support::no("computes chunks; mode asks for single steps")
-                                          : registry::Support::yes();
+  return registry::Support::unless(cpu_obstacle(problem.query.dtype, device));
 }
 
 Rows rows_of(const TensorView& view, int64_t batch, int64_t head, DType dtype) {
@@ -160,8 +159,11 @@ struct Work {
 };
 
 void run_forward(const Forward& problem, int, Context& context) {
-  const Work work(problem, context);
+  Work work(problem, context);
   clear_behind(problem.output, last_token(problem, work.sizes));
+  const bool steps = problem.mode == Mode::kRecurrent ||
+                     (problem.mode == Mode::kAuto && work.sizes.tokens <= kFewTokens * work.sizes.sequences);
+  if (steps) work.parts = 1;
   const std::vector<float> starts = work.forward_starts();
   parallel_for(context.threads, work.heads * work.parts, [&](int64_t task) {
     const int64_t index = task / work.parts, part = task % work.parts;
@@ -170,7 +172,8 @@ void run_forward(const Forward& problem, int, Context& context) {
     const Rows output = rows_of(problem.output, range.batch, index % work.sizes.heads, problem.output.dtype);
     std::vector<float> state(static_cast<size_t>(work.state_floats)), space = work.workspace();
     work.read_start(starts, problem.initial_state, task, state.data());
-    for (int64_t token = range.begin; token < range.end;) {
+    if (steps) work.kernels.step(head, range.begin, range.end, state.data(), output, space.data());
+    for (int64_t token = steps ? range.end : range.begin; token < range.end;) {
       const int64_t end = work.kernels.chunk_end(head, token, range.end);
       work.kernels.advance(head, token, end, state.data(), output, nullptr, space.data());
       token = end;
@@ -271,8 +274,8 @@ uint64_t code_version() {
 }  // namespace
 
 constinit const registry::Kernel<Forward> kForwardCpu{
-    .name = "cpu_chunk", .supports = supports<Forward>, .run = run_forward, .source_hash = code_version};
+    .name = "cpu", .supports = supports<Forward>, .run = run_forward, .source_hash = code_version};
 constinit const registry::Kernel<Backward> kBackwardCpu{
-    .name = "cpu_chunk", .supports = supports<Backward>, .run = run_backward, .source_hash = code_version};
+    .name = "cpu", .supports = supports<Backward>, .run = run_backward, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::linear_attention

@@ -16,10 +16,13 @@ from ._configs import (
     BwdParams,
     FlashAttentionConfig,
     FwdParams,
+    GLAttentionConfig,
     GroupedMatmulConfig,
     KernelConfig,
+    LightningAttentionConfig,
     MeanPoolingConfig,
     OperationConfig,
+    RecurrentAttentionConfig,
     RingAttentionConfig,
     ScaledDotProductAttentionConfig,
 )
@@ -44,18 +47,16 @@ from ._functions import (
     scaled_dot_product_attention,
 )
 from ._grouped import grouped_matmul, grouped_matmulv2
+from ._linear import gla_attention, lightning_attention, recurrent_attention
 from ._pending import (
     apply_native_sparse_attention,
     flash_mla,
-    gla_attention,
-    lightning_attention,
     mla_attention,
     native_sparse_attention,
     page_attention,
     ragged_decode_attention,
     ragged_page_attention,
     ragged_page_attention_v3,
-    recurrent_attention,
 )
 from ._registry import Backend, KernelRegistry, KernelSpec, Platform, kernel_registry
 
@@ -71,14 +72,17 @@ __all__ = [
     "Executor",
     "FlashAttentionConfig",
     "FwdParams",
+    "GLAttentionConfig",
     "GroupedMatmulConfig",
     "KernelConfig",
     "KernelRegistry",
     "KernelSpec",
+    "LightningAttentionConfig",
     "MaskInfo",
     "MeanPoolingConfig",
     "OperationConfig",
     "Platform",
+    "RecurrentAttentionConfig",
     "RingAttentionConfig",
     "ScaledDotProductAttentionConfig",
     "apply_native_sparse_attention",

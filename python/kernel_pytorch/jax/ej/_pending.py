@@ -18,12 +18,9 @@ def _pending(name: str) -> Any:
 
 apply_native_sparse_attention = _pending("apply_native_sparse_attention")
 flash_mla = _pending("flash_mla")
-gla_attention = _pending("gla_attention")
-lightning_attention = _pending("lightning_attention")
 mla_attention = _pending("mla_attention")
 native_sparse_attention = _pending("native_sparse_attention")
 page_attention = _pending("page_attention")
 ragged_decode_attention = _pending("ragged_decode_attention")
 ragged_page_attention = _pending("ragged_page_attention")
 ragged_page_attention_v3 = _pending("ragged_page_attention_v3")
-recurrent_attention = _pending("recurrent_attention")
