@@ -17,6 +17,7 @@ CPU = torch.device("cpu")
 # Sizes of a request, by the beginning of the op's name; the longest that fits counts. The others take rows and columns.
 SHAPES = {
     "attention": (2, 8, 16, 16, 16),
+    "linear_attention": (2, 8, 2, 16),
     "rope": (2, 8, 16, 16),
     "norm_rope": (2, 8, 16, 16),
     **dict.fromkeys(("linear", "matmul", "mean_pool", "chunk_mean_pool", "group_sums"), (2, 8, 16)),

@@ -33,6 +33,7 @@ struct Head {
 struct Gradients {
   Rows query{}, key{}, value{}, gate{}, channel_gate{};
   double* decay = nullptr;  // added to
+  int64_t first = -1;       // a sequence's first token, where no state is in front of it: its gates decay nothing
 };
 
 // States are rows of kLanes-padded values; state_floats is their size.

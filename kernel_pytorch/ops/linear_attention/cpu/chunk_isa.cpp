@@ -360,9 +360,11 @@ void write_gate_gradients(const Extent& e, int64_t begin, int64_t count, const f
   }
   double decay = 0;
   for (int64_t t = count - 1; t >= 0; --t) {
+    const bool is_first = begin + t == gradients.first;
     Vec total{};
     for (int64_t i = 0; i < wide; i += kLanes) {
-      const Vec sum = cpu::load(sums + i) + cpu::load(terms + t * wide + i);
+      // Of a first token what is there is a difference of rounded sums.
+      const Vec sum = is_first ? Vec{} : cpu::load(sums + i) + cpu::load(terms + t * wide + i);
       cpu::store(sums + i, sum);
       cpu::store(row + i, sum);
       total += sum;

@@ -213,12 +213,6 @@ void differentiate_part(const Work<Backward>& work, const Head& head, const Rang
   }
 }
 
-void clear_first_gate(const TensorView& view, const Range& range, int64_t head) {
-  if (!view.is_present()) return;
-  const int64_t first = range.batch * view.strides[0] + range.begin * view.strides[1] + head * view.strides[2];
-  std::fill_n(view.as<char>() + first * size_of(view.dtype), view.strides[2] * size_of(view.dtype), 0);
-}
-
 void run_backward(const Backward& problem, int, Context& context) {
   const Work work(problem, context);
   const Sizes& sizes = work.sizes;
@@ -247,16 +241,13 @@ void run_backward(const Backward& problem, int, Context& context) {
                               .value = rows_of(problem.grad_value, range.batch, h, dtype),
                               .gate = rows_of(problem.grad_gate, range.batch, h, dtype),
                               .channel_gate = rows_of(problem.grad_channel_gate, range.batch, h, dtype),
-                              .decay = problem.grad_decay.is_present() ? &decays[task] : nullptr};
+                              .decay = problem.grad_decay.is_present() ? &decays[task] : nullptr,
+                              .first = problem.initial_state.is_present() || part > 0 ? -1 : range.begin};
     std::vector<float> state(static_cast<size_t>(work.state_floats)), gradient(state.size());
     work.read_start(starts, problem.initial_state, task, state.data());
     work.read_start(gradient_starts, problem.grad_final_state, task, gradient.data());
     differentiate_part(work, head, range, std::move(state), gradient.data(), gradients);
-    if (part > 0) return;
-    work.write_state(problem.grad_initial_state, index, gradient.data());
-    if (problem.initial_state.is_present() || range.count() == 0) return;
-    clear_first_gate(problem.grad_gate, range, h);  // decays nothing: what is there is a difference of rounded sums
-    clear_first_gate(problem.grad_channel_gate, range, h);
+    if (part == 0) work.write_state(problem.grad_initial_state, index, gradient.data());
   });
   for (int64_t h = 0; problem.grad_decay.is_present() && h < sizes.heads; ++h) {
     double sum = 0;

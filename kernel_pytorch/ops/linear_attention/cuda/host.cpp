@@ -15,9 +15,9 @@ constexpr int kTypes = std::size(kCudaTypes);
 constexpr int kRowCounts[] = {8, 16, 32};  // of a warp: 64, 128 and 256 columns
 constexpr const char* kManyColumns = "holds a state of at most 256 columns, and gradients also of at most 256 values";
 
-// Values of a lane: with 256 columns the state of four would not fit the registers.
+// Values of a lane: 32 numbers of the state a thread.
 int vector_of(int rows, bool has_vectors) {
-  return !has_vectors ? 1 : rows == 32 ? 2 : 4;
+  return has_vectors ? 32 / rows : 1;
 }
 DeviceCode code_of(DType dtype, DType out, int rows, bool has_vectors) {
   return {.source = kSource,

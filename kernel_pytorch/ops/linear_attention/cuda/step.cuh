@@ -38,6 +38,11 @@ __device__ __forceinline__ TokenInputs<kVector> read_token(const ScanArguments& 
   return inputs;
 }
 
+template <int kVector>
+struct alignas(4 * kVector) StateVector {
+  float elements[kVector];
+};
+
 // Elements of a state from `column` on; turned: the other way round.
 __device__ __forceinline__ int64_t state_place(const ScanArguments& arguments, int64_t index, int row, int column,
                                                bool is_turned) {
@@ -45,8 +50,36 @@ __device__ __forceinline__ int64_t state_place(const ScanArguments& arguments, i
                    : (index * arguments.columns + row) * arguments.values + column;
 }
 
+// Values of row r behind a thread's first. 32 bits hold the places of one state.
+template <int kVector>
+__device__ __forceinline__ void read_vector(const float* first, int r, const ScanArguments& arguments, bool is_turned,
+                                            float (&to)[kVector]) {
+  if (is_turned) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) to[i] = first[i * arguments.columns + r];
+  } else {
+    const auto values = *reinterpret_cast<const StateVector<kVector>*>(first + r * arguments.values);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) to[i] = values.elements[i];
+  }
+}
+template <int kVector>
+__device__ __forceinline__ void write_vector(float* first, int r, const ScanArguments& arguments, bool is_turned,
+                                             const float (&from)[kVector]) {
+  if (is_turned) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) first[i * arguments.columns + r] = from[i];
+  } else {
+    StateVector<kVector> values;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) values.elements[i] = from[i];
+    *reinterpret_cast<StateVector<kVector>*>(first + r * arguments.values) = values;
+  }
+}
+
+// A thread holds 32 numbers of the state, so that several blocks fit a multiprocessor: a step waits for memory alone.
 template <class T, class Out, int kRows, int kVector>
-__global__ void __launch_bounds__(kStepThreads) scan_by_steps(const __grid_constant__ ScanArguments arguments) {
+__global__ void __launch_bounds__(kStepThreads, 2) scan_by_steps(const __grid_constant__ ScanArguments arguments) {
   constexpr int kColumns = 32 * kVector;
   __shared__ float partial[2][kStepWarps][kColumns];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.x % arguments.heads;
@@ -54,30 +87,25 @@ __global__ void __launch_bounds__(kStepThreads) scan_by_steps(const __grid_const
   const Span span = span_of(arguments, sequence);
   const int first_row = warp * kRows, column = (blockIdx.y * 32 + lane) * kVector;
   const bool has_column = column < arguments.values;
-  float state[kRows][kVector];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const bool is_there = has_column && first_row + r < arguments.columns && arguments.initial != nullptr;
-    if constexpr (kVector == 4) {
-      if (is_there && !arguments.initial_is_turned) {
-        const auto four = *reinterpret_cast<const float4*>(
-            arguments.initial + state_place(arguments, index, first_row + r, column, false));
-        state[r][0] = four.x, state[r][1] = four.y, state[r][2] = four.z, state[r][3] = four.w;
-        continue;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      state[r][i] = is_there ? arguments.initial[state_place(arguments, index, first_row + r, column + i,
-                                                             arguments.initial_is_turned)]
-                             : 0.0f;
-    }
-  }
   const int64_t count = span.end - span.begin;
   const auto token_at = [&](int64_t i) { return arguments.backwards ? span.end - 1 - i : span.begin + i; };
   const int row = first_row + lane;
   TokenInputs<kVector> next{};
   if (count > 0) next = read_token<T, kRows, kVector>(arguments, span.batch, token_at(0), head, row, column);
+  float state[kRows][kVector];
+  const int rows = has_column ? arguments.columns - first_row : 0;  // that this thread has; kRows at most
+  const bool has_initial = arguments.initial != nullptr;
+  const float* from = arguments.initial;
+  if (has_initial) from += state_place(arguments, index, first_row, column, arguments.initial_is_turned);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (has_initial && r < rows) {
+      read_vector<kVector>(from, r, arguments, arguments.initial_is_turned, state[r]);
+    } else {
+#pragma unroll
+      for (float& element : state[r]) element = 0;
+    }
+  }
 #pragma unroll 1
   for (int64_t i = 0; i < count; ++i) {
     const TokenInputs<kVector> now = next;
@@ -107,22 +135,11 @@ __global__ void __launch_bounds__(kStepThreads) scan_by_steps(const __grid_const
       row_of<Out>(arguments.output, span.batch, token_at(i), head)[own] = tile::from_float<Out>(sum);
     }
   }
-  if (arguments.final == nullptr || !has_column) return;
+  if (arguments.final == nullptr) return;
+  float* to = arguments.final + state_place(arguments, index, first_row, column, arguments.final_is_turned);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    if (first_row + r >= arguments.columns) break;
-    if constexpr (kVector == 4) {
-      if (!arguments.final_is_turned) {
-        *reinterpret_cast<float4*>(arguments.final + state_place(arguments, index, first_row + r, column, false)) =
-            float4{state[r][0], state[r][1], state[r][2], state[r][3]};
-        continue;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      arguments.final[state_place(arguments, index, first_row + r, column + i, arguments.final_is_turned)] =
-          state[r][i];
-    }
+    if (r < rows) write_vector<kVector>(to, r, arguments, arguments.final_is_turned, state[r]);
   }
 }
 

@@ -115,6 +115,7 @@ class ChunkConsumer {
   static constexpr int kSteps = kConfig.columns / tile::kProductDepth;
   static constexpr int kTokenSteps = kSm90Chunk / tile::kProductDepth;
   static constexpr bool kDecays = kConfig.gates != Gates::kNone;
+  static constexpr bool kTurnsTogether = kConfig.only_states && kBlocks == 2;  // registers suffice for both blocks
 
  public:
   __device__ __forceinline__ ChunkConsumer(const ChunkArguments& arguments, ChunkShared& shared, uint32_t tiles,
@@ -150,20 +151,62 @@ class ChunkConsumer {
   }
 
  private:
-  // Returns the sum of the chunk's gates.
+  // Returns the sum of the chunk's gates. While Q K^T and Q S run, the first keys are turned and scaled and the scores
+  // masked; while P V runs, the other keys are turned.
   __device__ __forceinline__ float chunk(int stage, const Stretch& stretch, int64_t first, int count, int32_t number) {
     const ScanArguments& scan = arguments_.scan;
     const uint32_t keys = tiles_ + stage * stage_bytes(kConfig);
     const uint32_t values = keys + rows_bytes(kConfig) + warpgroup_ * values_bytes();
+    const uint32_t queries = keys + rows_bytes(kConfig) + kConfig.warpgroups * values_bytes();
     const float* sums = shared_.sums[kConfig.gates == Gates::kToken ? stage : 0];
     const float last = kDecays ? sums[count - 1] : 0.0f;
     if (count < kSm90Chunk && scan.offsets != nullptr) clear_values(values, count);
     float output[Mma::kCount];
+    uint32_t weights[Mma::kCount / 2], turned[kBlocks][4 * kTokenSteps];
+    const float kept = kDecays ? ptx::ex2_approx_ftz_f32(last) : 1.0f;
     if constexpr (!kConfig.only_states) {
-      const uint32_t queries = keys + rows_bytes(kConfig) + kConfig.warpgroups * values_bytes();
-      multiply_queries(queries, keys, values, sums, last, count, number, output);
+      float scores[Mma::kCount];
+      ptx::wgmma_fence();
+      tile::multiply<Mma, RowTile, RowTile, kSteps>(scores, RowTile::base(queries), RowTile::base(keys), false);
+      ptx::wgmma_commit_group();
+      tile::multiply<Mma, RowTile, StateTile, kSteps>(output, RowTile::base(queries),
+                                                      StateTile::base(state_address(number & 1)), false);
+      ptx::wgmma_commit_group();
+      turn_keys(keys, sums, last, count, turned[0]);
+      weigh(sums, last, count, scores, output, weights);
+    } else {
+      turn_keys(keys, sums, last, count, turned[0]);
     }
-    gather(keys, values, sums, last, count, output);
+    decay_block(0, kept, turned[0]);
+    if constexpr (kTurnsTogether) {
+      turn_keys(keys + kSm90Chunk * tile::kChunkRowBytes, sums, last, count, turned[kBlocks - 1]);
+      decay_block(kBlocks - 1, kept, turned[kBlocks - 1]);
+    }
+    ptx::wgmma_fence();
+    if constexpr (!kConfig.only_states) {
+      tile::multiply<Mma, ValueTile, kTokenSteps>(output, weights, ValueTile::base(values), true);
+    }
+    tile::multiply<Mma, ValueTile, kTokenSteps>(state_[0], turned[0], ValueTile::base(values), true);
+    if constexpr (kBlocks == 2) {
+      if constexpr (!kTurnsTogether) {
+        ptx::wgmma_commit_group();
+        turn_keys(keys + kSm90Chunk * tile::kChunkRowBytes, sums, last, count, turned[1]);
+        decay_block(1, kept, turned[1]);
+        ptx::wgmma_fence();
+      }
+      tile::multiply<Mma, ValueTile, kTokenSteps>(state_[1], turned[1], ValueTile::base(values), true);
+    }
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      ptx::tie_registers(turned[block]);
+      ptx::tie_registers(state_[block]);
+    }
+    if constexpr (!kConfig.only_states) {
+      ptx::tie_registers(weights);
+      ptx::tie_registers(output);
+    }
     __syncwarp();
     if (lane_ == 0) shared_.empty[stage].arrive();
     if constexpr (!kConfig.only_states) {
@@ -173,18 +216,10 @@ class ChunkConsumer {
     return last;
   }
 
-  // Leaves the product of P and values under way.
-  __device__ __forceinline__ void multiply_queries(uint32_t queries, uint32_t keys, uint32_t values, const float* sums,
-                                                   float last, int count, int32_t number,
-                                                   float (&output)[Mma::kCount]) {
+  // With Q K^T and Q S under way: P, and the output so far.
+  __device__ __forceinline__ void weigh(const float* sums, float last, int count, float (&scores)[Mma::kCount],
+                                        float (&output)[Mma::kCount], uint32_t (&weights)[Mma::kCount / 2]) {
     const ScanArguments& scan = arguments_.scan;
-    float scores[Mma::kCount];
-    ptx::wgmma_fence();
-    tile::multiply<Mma, RowTile, RowTile, kSteps>(scores, RowTile::base(queries), RowTile::base(keys), false);
-    ptx::wgmma_commit_group();
-    tile::multiply<Mma, RowTile, StateTile, kSteps>(output, RowTile::base(queries),
-                                                    StateTile::base(state_address(number & 1)), false);
-    ptx::wgmma_commit_group();
     const int row = 16 * warp_ + lane_ / 4, column = lane_ % 4 * 2;
     float row_sums[2] = {};
     if constexpr (kDecays) {
@@ -205,10 +240,8 @@ class ChunkConsumer {
       }
       scores[i] = is_kept ? scores[i] * factor : 0.0f;
     }
-    uint32_t kept[Mma::kCount / 2];
-    tile::pack_fragment<T>(kept, scores);
-    ptx::wgmma_wait_group<0>();
-    ptx::tie_registers(output);
+    tile::pack_fragment<T>(weights, scores);
+    ptx::tie_registers(weights);
     float factors[2] = {scan.query_scale, scan.query_scale};
     if constexpr (kDecays) {
 #pragma unroll
@@ -216,61 +249,48 @@ class ChunkConsumer {
         factors[i] *= ptx::ex2_approx_ftz_f32(scan.backwards ? last - row_sums[i] : row_sums[i]);
       }
     }
+    ptx::wgmma_wait_group<0>();
+    ptx::tie_registers(output);
 #pragma unroll
     for (int i = 0; i < Mma::kCount; ++i) output[i] *= factors[i % 4 / 2];
-    ptx::tie_registers(kept);
-    ptx::tie_registers(output);
-    ptx::wgmma_fence();
-    tile::multiply<Mma, ValueTile, kTokenSteps>(output, kept, ValueTile::base(values), true);
-    ptx::wgmma_commit_group();
-    // The registers of P are free again before others take their place.
-    ptx::wgmma_wait_group<0>();
     ptx::tie_registers(output);
   }
 
-  // S <- e^(G_last) S + (factors K)^T V. Keys come as fragments of their transpose, scaled in fp32.
-  __device__ __forceinline__ void gather(uint32_t keys, uint32_t values, const float* sums, float last, int count,
-                                         float (&)[Mma::kCount]) {
-    const ScanArguments& scan = arguments_.scan;
-    float factors[4 * kTokenSteps];  // of tokens 16 i + 2 (lane % 4), the next, and those 8 further
+  __device__ __forceinline__ void decay_block(int block, float kept, uint32_t (&turned)[4 * kTokenSteps]) {
 #pragma unroll
-    for (int i = 0; i < 4 * kTokenSteps; ++i) {
-      const int token = i / 4 * 16 + lane_ % 4 * 2 + i % 2 + i % 4 / 2 * 8;
-      float factor = scan.key_scale;
-      if constexpr (kDecays) factor *= ptx::ex2_approx_ftz_f32(scan.backwards ? sums[token] : last - sums[token]);
-      factors[i] = token < count ? factor : 0.0f;
-    }
-    const float kept = kDecays ? ptx::ex2_approx_ftz_f32(last) : 1.0f;
+    for (int i = 0; i < Mma::kCount; ++i) state_[block][i] *= kept;
+    ptx::tie_registers(turned);
+    ptx::tie_registers(state_[block]);
+  }
+
+  // Fragments of (factors K)^T of 64 columns, scaled in fp32.
+  __device__ __forceinline__ void turn_keys(uint32_t keys, const float* sums, float last, int count,
+                                            uint32_t (&turned)[4 * kTokenSteps]) {
+    const ScanArguments& scan = arguments_.scan;
     const int matrix = lane_ / 8, token = lane_ % 8 + matrix / 2 * 8, unit = 2 * warp_ + matrix % 2;
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      uint32_t turned[4 * kTokenSteps];
+    for (int step = 0; step < kTokenSteps; ++step) {
+      uint32_t words[4];
+      ptx::ldmatrix_x4_trans(words, keys + tile::swizzled_offset(16 * step + token, unit));
 #pragma unroll
-      for (int step = 0; step < kTokenSteps; ++step) {
-        uint32_t words[4];
-        ptx::ldmatrix_x4_trans(words, keys + block * (kSm90Chunk * tile::kChunkRowBytes) +
-                                          tile::swizzled_offset(16 * step + token, unit));
+      for (int half = 0; half < 2; ++half) {  // tokens 16 step + 2 (lane % 4) and the next, then those 8 further
+        const int at = step * 16 + lane_ % 4 * 2 + half * 8;
+        float factors[2] = {scan.key_scale, scan.key_scale};
+        if constexpr (kDecays) {
+          factors[0] *= ptx::ex2_approx_ftz_f32(scan.backwards ? sums[at] : last - sums[at]);
+          factors[1] *= ptx::ex2_approx_ftz_f32(scan.backwards ? sums[at + 1] : last - sums[at + 1]);
+        }
+        // What lies behind the end of a sequence may be no number. No branch: products are under way.
+        const uint32_t mask = (at < count ? 0xffffu : 0u) | (at + 1 < count ? 0xffff0000u : 0u);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
           float pair[2];
           tile::Word<T>::unpack(words[i], pair);
-#pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            const float factor = factors[4 * step + i / 2 * 2 + k];
-            pair[k] = factor == 0.0f ? 0.0f : pair[k] * factor;  // what lies behind the end may be no number
-          }
-          turned[4 * step + i] = tile::Word<T>::pack(pair);
+          pair[0] *= factors[0];
+          pair[1] *= factors[1];
+          turned[4 * step + i] = tile::Word<T>::pack(pair) & mask;
         }
       }
-#pragma unroll
-      for (int i = 0; i < Mma::kCount; ++i) state_[block][i] *= kept;
-      ptx::tie_registers(turned);
-      ptx::tie_registers(state_[block]);
-      ptx::wgmma_fence();
-      tile::multiply<Mma, ValueTile, kTokenSteps>(state_[block], turned, ValueTile::base(values), true);
-      ptx::wgmma_commit_group();
-      ptx::wgmma_wait_group<0>();
-      ptx::tie_registers(state_[block]);
     }
   }
 
