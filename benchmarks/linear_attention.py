@@ -30,7 +30,7 @@ COLUMNS = ["what", "ours", "fla", "torch by chunks"]
 
 def chunks_in_torch(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, size: int = 64) -> Tensor:
     """Linear attention with a decay of each head; tokens are a multiple of `size`."""
-    batch, tokens, heads, columns = query.shape
+    _batch, _tokens, _heads, columns = query.shape
 
     def cut(x: Tensor) -> Tensor:
         return x.unflatten(1, (-1, size)).permute(1, 0, 3, 2, 4)  # [chunks, batch, heads, size, columns]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def _scan(
     query, key = (x.repeat_interleave(heads // x.shape[2], 2) for x in (query, key))
     ends = [0, tokens] if cu_seqlens is None else cu_seqlens.tolist()
     outputs, states = [], []
-    for i, (begin, end) in enumerate(zip(ends, ends[1:])):
+    for i, (begin, end) in enumerate(itertools.pairwise(ends)):
         start = None if initial_state is None else initial_state[i : i + 1] if cu_seqlens is not None else initial_state
         state = value.new_zeros(batch, heads, columns, values) if start is None else start
         for t in range(begin, end):

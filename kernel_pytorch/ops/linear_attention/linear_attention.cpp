@@ -36,8 +36,8 @@ struct Checks {
     place(name, view, static_cast<int>(sizes.size()));
     int dimension = 0;
     for (int64_t size : sizes) {
-      KP_CHECK(view.sizes[dimension] == size, kOp, ": ", name, " has shape ", shape_text(view.shape()),
-               "; it must be ", shape_text({sizes.begin(), sizes.size()}));
+      KP_CHECK(view.sizes[dimension] == size, kOp, ": ", name, " has shape ", shape_text(view.shape()), "; it must be ",
+               shape_text({sizes.begin(), sizes.size()}));
       ++dimension;
     }
   }
@@ -60,9 +60,9 @@ Checks check_inputs(const Problem& problem, Device device) {
   const Checks checks{device, problem.query.dtype};
   checks.place("query", problem.query, 4);
   const DType dtype = problem.query.dtype;
-  KP_CHECK(dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16 ||
-               dtype == DType::kFloat64,
-           kOp, ": query is ", dtype, "; convert it to fp32, bf16, fp16 or fp64");
+  KP_CHECK(
+      dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16 || dtype == DType::kFloat64,
+      kOp, ": query is ", dtype, "; convert it to fp32, bf16, fp16 or fp64");
   KP_CHECK(dtype != DType::kFloat64 || device.kind == DeviceKind::kCpu, kOp, ": query is fp64 on ", device,
            "; fp64 is supported on the CPU only, convert it to fp32");
   checks.place("key", problem.key, 4);
@@ -146,8 +146,8 @@ void check(const Backward& problem, Device device) {
   of("grad_decay", problem.grad_decay, problem.decay);
   of("grad_initial_state", problem.grad_initial_state, problem.initial_state);
   checks.result("grad_gate", problem.grad_gate, {sizes.batch, sizes.tokens, sizes.heads}, problem.gate.dtype);
-  checks.result("grad_channel_gate", problem.grad_channel_gate,
-                {sizes.batch, sizes.tokens, sizes.heads, sizes.columns}, problem.channel_gate.dtype);
+  checks.result("grad_channel_gate", problem.grad_channel_gate, {sizes.batch, sizes.tokens, sizes.heads, sizes.columns},
+                problem.channel_gate.dtype);
   checks.result("grad_decay", problem.grad_decay, {sizes.heads}, state);
   checks.result("grad_initial_state", problem.grad_initial_state,
                 {sizes.sequences, sizes.heads, sizes.columns, sizes.values}, state);

@@ -5,7 +5,7 @@
 //
 // No gate: plain linear attention. decay, one for each head: lightning attention, retention. gate, one for each token
 // and head: Mamba-2's SSD, simple GLA. channel_gate, one more for each column: GLA. All are logarithms, at most 0 (what
-// is above grows, and overflows as the numbers do), and any of them may be there together.
+// is above grows, and overflows as the numbers do; -inf forgets the state), and any of them may be there together.
 //
 // Heads are those of the value. The heads of query and key divide them: head h reads query head h * query_heads /
 // heads. A sequence begins with initial_state, zeros where absent, and ends in final_state, so that a sequence may be
@@ -47,22 +47,15 @@ struct Forward {
   TensorView final_state{};  // contiguous; absent: not wanted
 };
 inline constexpr auto kForwardFields = fields<Forward>(
-    input<&Forward::query>({.shape = kQueryShape,
-                            .leads = true,
-                            .bucketed = "batch tokens",
-                            .memory = MemoryLayout::kDenseLast}),
-    input<&Forward::key>({.shape = kKeyShape,
-                          .dtype = "query",
-                          .memory = MemoryLayout::kDenseLast,
-                          .key = KeyPart::kSizes}),
-    input<&Forward::value>({.shape = kValueShape,
-                            .dtype = "query",
-                            .memory = MemoryLayout::kDenseLast,
-                            .key = KeyPart::kSizes}),
+    input<&Forward::query>(
+        {.shape = kQueryShape, .leads = true, .bucketed = "batch tokens", .memory = MemoryLayout::kDenseLast}),
+    input<&Forward::key>(
+        {.shape = kKeyShape, .dtype = "query", .memory = MemoryLayout::kDenseLast, .key = KeyPart::kSizes}),
+    input<&Forward::value>(
+        {.shape = kValueShape, .dtype = "query", .memory = MemoryLayout::kDenseLast, .key = KeyPart::kSizes}),
     optional_input<&Forward::gate>({.shape = "batch tokens heads", .content = "positive"}),
-    optional_input<&Forward::channel_gate>({.shape = "batch tokens heads columns",
-                                            .memory = MemoryLayout::kDenseLast,
-                                            .content = "positive"}),
+    optional_input<&Forward::channel_gate>(
+        {.shape = "batch tokens heads columns", .memory = MemoryLayout::kDenseLast, .content = "positive"}),
     optional_input<&Forward::decay>(
         {.shape = "heads", .dtype = "statistic query", .memory = MemoryLayout::kContiguous, .content = "positive"}),
     optional_input<&Forward::cu_seqlens>({.shape = "offsets",
@@ -93,22 +86,15 @@ struct Backward {
 };
 inline constexpr auto kBackwardFields = fields<Backward>(
     input<&Backward::grad_output>({.shape = kValueShape, .dtype = "query", .memory = MemoryLayout::kDenseLast}),
-    input<&Backward::query>({.shape = kQueryShape,
-                             .leads = true,
-                             .bucketed = "batch tokens",
-                             .memory = MemoryLayout::kDenseLast}),
-    input<&Backward::key>({.shape = kKeyShape,
-                           .dtype = "query",
-                           .memory = MemoryLayout::kDenseLast,
-                           .key = KeyPart::kSizes}),
-    input<&Backward::value>({.shape = kValueShape,
-                             .dtype = "query",
-                             .memory = MemoryLayout::kDenseLast,
-                             .key = KeyPart::kSizes}),
+    input<&Backward::query>(
+        {.shape = kQueryShape, .leads = true, .bucketed = "batch tokens", .memory = MemoryLayout::kDenseLast}),
+    input<&Backward::key>(
+        {.shape = kKeyShape, .dtype = "query", .memory = MemoryLayout::kDenseLast, .key = KeyPart::kSizes}),
+    input<&Backward::value>(
+        {.shape = kValueShape, .dtype = "query", .memory = MemoryLayout::kDenseLast, .key = KeyPart::kSizes}),
     optional_input<&Backward::gate>({.shape = "batch tokens heads", .content = "positive"}),
-    optional_input<&Backward::channel_gate>({.shape = "batch tokens heads columns",
-                                             .memory = MemoryLayout::kDenseLast,
-                                             .content = "positive"}),
+    optional_input<&Backward::channel_gate>(
+        {.shape = "batch tokens heads columns", .memory = MemoryLayout::kDenseLast, .content = "positive"}),
     optional_input<&Backward::decay>(
         {.shape = "heads", .dtype = "statistic query", .memory = MemoryLayout::kContiguous, .content = "positive"}),
     optional_input<&Backward::cu_seqlens>({.shape = "offsets",

@@ -137,8 +137,8 @@ void run_head_backward(const Backward& problem, const Head<Backward>& head, doub
 
 void run_backward(const Backward& problem, int, Context&) {
   const Sizes sizes(problem);
-  for (const TensorView* view : {&problem.grad_query, &problem.grad_key, &problem.grad_value, &problem.grad_gate,
-                                 &problem.grad_channel_gate}) {
+  for (const TensorView* view :
+       {&problem.grad_query, &problem.grad_key, &problem.grad_value, &problem.grad_gate, &problem.grad_channel_gate}) {
     clear(*view);
   }
   for (int64_t h = 0; h < sizes.heads; ++h) {
@@ -158,13 +158,9 @@ uint64_t code_version() {
 
 }  // namespace
 
-constinit const registry::Kernel<Forward> kForwardReference{.name = "reference",
-                                                            .supports = supports_on_cpu<Forward>,
-                                                            .run = run_forward,
-                                                            .source_hash = code_version};
-constinit const registry::Kernel<Backward> kBackwardReference{.name = "reference",
-                                                              .supports = supports_on_cpu<Backward>,
-                                                              .run = run_backward,
-                                                              .source_hash = code_version};
+constinit const registry::Kernel<Forward> kForwardReference{
+    .name = "reference", .supports = supports_on_cpu<Forward>, .run = run_forward, .source_hash = code_version};
+constinit const registry::Kernel<Backward> kBackwardReference{
+    .name = "reference", .supports = supports_on_cpu<Backward>, .run = run_backward, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::linear_attention

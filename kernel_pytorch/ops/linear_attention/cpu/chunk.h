@@ -17,6 +17,8 @@ namespace kernel_pytorch::linear_attention {
 
 inline constexpr int64_t kChunk = 48;  // a multiple of the rows of a register tile (cpu/tile_product.h)
 inline constexpr float kMostRange = 64.0f;
+// Taken for every gate below: e^kLeastGate is 0 in fp32, and sums stay exact for the gates behind it.
+inline constexpr float kLeastGate = -104.0f;
 
 // One head's rows of a tensor; token t begins t * stride elements behind `data`.
 struct Rows {

@@ -2,8 +2,9 @@
 // of its tokens. Parts take two passes: each gives its own state from zero and the product of its gates, the states are
 // joined from one part to the next, and then every part knows what it begins with.
 //
-// A forward of few tokens, or where mode asks for it, goes step by step. Backward: states are kept at every kKept-th chunk while going forward, and the chunks between are computed again, so
-// that a long sequence needs the root of its chunks and not all of them.
+// A forward of few tokens, or where mode asks for it, goes step by step. Backward: states are kept at every kKept-th
+// chunk while going forward, and the chunks between are computed again, so that a long sequence needs the root of its
+// chunks and not all of them.
 #include <algorithm>
 #include <vector>
 
@@ -18,7 +19,7 @@ namespace kernel_pytorch::linear_attention {
 namespace {
 
 constexpr int64_t kKept = 16;
-constexpr int64_t kFewTokens = 4;  // a chunk pays above
+constexpr int64_t kFewTokens = 4;     // a chunk pays above
 constexpr int64_t kPartTokens = 512;  // a part has at least so many
 
 const ChunkKernels& kernels_of(CpuIsa isa, DType dtype) {
@@ -218,8 +219,8 @@ void run_backward(const Backward& problem, int, Context& context) {
   const Sizes& sizes = work.sizes;
   const DType dtype = problem.query.dtype;
   const int64_t end = last_token(problem, sizes);
-  for (const TensorView* view : {&problem.grad_query, &problem.grad_key, &problem.grad_value, &problem.grad_gate,
-                                 &problem.grad_channel_gate}) {
+  for (const TensorView* view :
+       {&problem.grad_query, &problem.grad_key, &problem.grad_value, &problem.grad_gate, &problem.grad_channel_gate}) {
     clear_behind(*view, end);
   }
   const std::vector<float> starts = work.forward_starts();

@@ -72,8 +72,7 @@ void run_by_steps(const Scan& scan, Context& context) {
   const bool has_vectors = scan.values() % 4 == 0 && reinterpret_cast<uintptr_t>(scan.initial) % 16 == 0 &&
                            reinterpret_cast<uintptr_t>(scan.final) % 16 == 0 && scan.values() > 32;
   const int entry = ((cuda_type_index(dtype) * 2 + (out == dtype ? 0 : 1)) * 3 + rows) * 2 + (has_vectors ? 1 : 0);
-  CUkern_st* kernel =
-      table.get(entry, context, [&] { return code_of(dtype, out, kRowCounts[rows], has_vectors); });
+  CUkern_st* kernel = table.get(entry, context, [&] { return code_of(dtype, out, kRowCounts[rows], has_vectors); });
   ScanArguments arguments = arguments_of(scan);
   void* pointers[] = {&arguments};
   cuda_device::LaunchShape shape;

@@ -39,8 +39,8 @@ unsigned grid_of(int64_t blocks) {
 void launch_gates(std::string_view function, DType dtype, unsigned grid_x, unsigned grid_y, GateArguments& arguments,
                   Context& context, KernelTable<kTypes>& table) {
   static const std::string kLabel = "linear_attention gates";
-  CUkern_st* kernel = table.get(cuda_type_index(dtype), context,
-                                [&] { return gate_code_of(function, element_type_name(dtype)); });
+  CUkern_st* kernel =
+      table.get(cuda_type_index(dtype), context, [&] { return gate_code_of(function, element_type_name(dtype)); });
   void* pointers[] = {&arguments};
   cuda_device::LaunchShape shape;
   shape.grid_x = grid_x;
@@ -61,30 +61,30 @@ void run_gates(const Backward& problem, const BackwardScans& scans, Context& con
   const Sizes sizes(problem);
   const DType dtype = problem.query.dtype;
   const int64_t rows = sizes.batch * sizes.tokens * sizes.heads, heads = sizes.sequences * sizes.heads;
-  GateArguments arguments{.query = tensor_of(problem.query, sizes.heads),
-                          .key = tensor_of(problem.key, sizes.heads),
-                          .grad_query = scans.query.output.as<float>(),
-                          .grad_key = scans.key.output.as<const float>(),
-                          .grad_query_out = problem.grad_query.data,
-                          .grad_key_out = problem.grad_key.data,
-                          .terms = allocate<float>(context, rows),
-                          .grad_gate = problem.grad_gate.data,
-                          .grad_channel_gate = problem.grad_channel_gate.data,
-                          .decay_sums = allocate<float>(context, heads),
-                          .final_state = scans.query.final,
-                          .grad_final_state =
-                              problem.grad_final_state.is_present() ? problem.grad_final_state.as<float>() : nullptr,
-                          .offsets = problem.cu_seqlens.data,
-                          .tokens = sizes.tokens,
-                          .rows = rows,
-                          .heads = static_cast<int32_t>(sizes.heads),
-                          .columns = static_cast<int32_t>(sizes.columns),
-                          .values = static_cast<int32_t>(sizes.values),
-                          .offsets_are_wide = problem.cu_seqlens.dtype == DType::kInt64,
-                          .gate_is_float = problem.gate.dtype == DType::kFloat32,
-                          .channel_gate_is_float = problem.channel_gate.dtype == DType::kFloat32,
-                          .final_is_turned = scans.query.final_is_turned,
-                          .has_initial = problem.initial_state.is_present()};
+  GateArguments arguments{
+      .query = tensor_of(problem.query, sizes.heads),
+      .key = tensor_of(problem.key, sizes.heads),
+      .grad_query = scans.query.output.as<float>(),
+      .grad_key = scans.key.output.as<const float>(),
+      .grad_query_out = problem.grad_query.data,
+      .grad_key_out = problem.grad_key.data,
+      .terms = allocate<float>(context, rows),
+      .grad_gate = problem.grad_gate.data,
+      .grad_channel_gate = problem.grad_channel_gate.data,
+      .decay_sums = allocate<float>(context, heads),
+      .final_state = scans.query.final,
+      .grad_final_state = problem.grad_final_state.is_present() ? problem.grad_final_state.as<float>() : nullptr,
+      .offsets = problem.cu_seqlens.data,
+      .tokens = sizes.tokens,
+      .rows = rows,
+      .heads = static_cast<int32_t>(sizes.heads),
+      .columns = static_cast<int32_t>(sizes.columns),
+      .values = static_cast<int32_t>(sizes.values),
+      .offsets_are_wide = problem.cu_seqlens.dtype == DType::kInt64,
+      .gate_is_float = problem.gate.dtype == DType::kFloat32,
+      .channel_gate_is_float = problem.channel_gate.dtype == DType::kFloat32,
+      .final_is_turned = scans.query.final_is_turned,
+      .has_initial = problem.initial_state.is_present()};
   launch_gates("gate_terms", dtype, grid_of(divide_up(rows, kGateThreads / 32)), 1, arguments, context, term_table);
   if (problem.grad_gate.is_present() || problem.grad_decay.is_present()) {
     launch_gates("sum_gates", dtype, grid_of(heads), 1, arguments, context, gate_table);
@@ -205,9 +205,8 @@ void run_backward_by(RunScan run, const Backward& problem, Context& context) {
   if (wants_gates && problem.grad_final_state.is_present()) {
     scans.query.final = allocate<float>(context, sizes.sequences * sizes.heads * sizes.columns * sizes.values);
   }
-  for (const TensorView* view : std::initializer_list<const TensorView*>{&grad_query, &grad_key, &problem.grad_value,
-                                                                         &problem.grad_gate,
-                                                                         &problem.grad_channel_gate}) {
+  for (const TensorView* view : std::initializer_list<const TensorView*>{
+           &grad_query, &grad_key, &problem.grad_value, &problem.grad_gate, &problem.grad_channel_gate}) {
     clear_unless_batch(*view, problem.cu_seqlens, context);
   }
   run(scans.query, context);

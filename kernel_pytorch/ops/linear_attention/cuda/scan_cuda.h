@@ -26,7 +26,7 @@ struct ScanArguments {
   int32_t heads, columns, values;  // of the state
   float query_scale, key_scale;
   bool offsets_are_wide, backwards;
-  bool gates_values;                     // channel gates are of the state's values, else of its columns
+  bool gates_values;                        // channel gates are of the state's values, else of its columns
   bool initial_is_turned, final_is_turned;  // stored [values, columns]
 };
 
@@ -36,13 +36,13 @@ inline constexpr int kStepThreads = 32 * kStepWarps;
 // The gates' gradients: that of the gate of token t is the sum over t and all later tokens of q dq - k dk, and of the
 // final state times its gradient.
 struct GateArguments {
-  ScanTensor query, key;            // grouped
-  float* grad_query;                // fp32 [batch, tokens, heads, columns]; the terms take its place
-  const float* grad_key;            // likewise
+  ScanTensor query, key;  // grouped
+  float* grad_query;      // fp32 [batch, tokens, heads, columns]; the terms take its place
+  const float* grad_key;  // likewise
   void *grad_query_out, *grad_key_out;
-  float* terms;                     // [batch, tokens, heads]: q dq - k dk summed over columns
-  void *grad_gate, *grad_channel_gate;  // null: not wanted
-  float* decay_sums;                // [sequences, heads]: of the gradients of all gates
+  float* terms;                                 // [batch, tokens, heads]: q dq - k dk summed over columns
+  void *grad_gate, *grad_channel_gate;          // null: not wanted
+  float* decay_sums;                            // [sequences, heads]: of the gradients of all gates
   const float *final_state, *grad_final_state;  // null: no such gradient
   const void* offsets;
   int64_t tokens, rows;  // batch * tokens * heads

@@ -92,8 +92,8 @@ double share_of_device(int64_t blocks, int64_t processors) {
 }
 // Segments take a second pass over keys and values, half as long as the first.
 int64_t segments_of(const Scan& scan, int64_t blocks, int64_t processors) {
-  const int64_t tokens = scan.offsets.is_present() ? scan.value.sizes[1] / std::max<int64_t>(scan.sequences, 1)
-                                                   : scan.value.sizes[1];
+  const int64_t tokens =
+      scan.offsets.is_present() ? scan.value.sizes[1] / std::max<int64_t>(scan.sequences, 1) : scan.value.sizes[1];
   const int64_t most = std::min<int64_t>(tokens / (kLeastSegmentChunks * kSm90Chunk), 64);
   int64_t best = 1;
   double least = 1 / share_of_device(blocks, processors);
@@ -109,9 +109,9 @@ int64_t segments_of(const Scan& scan, int64_t blocks, int64_t processors) {
 
 CUkern_st* kernel_of(const ChunkConfig& config, DType dtype, DType out, Context& context) {
   static KernelTable<96> table;
-  const int index = (((config.columns == 128 ? 1 : 0) * 2 + config.warpgroups - 1) * 3 + static_cast<int>(config.gates)) *
-                        8 +
-                    (config.only_states ? 4 : 0) + (dtype == DType::kFloat16 ? 2 : 0) + (out == dtype ? 0 : 1);
+  const int index =
+      (((config.columns == 128 ? 1 : 0) * 2 + config.warpgroups - 1) * 3 + static_cast<int>(config.gates)) * 8 +
+      (config.only_states ? 4 : 0) + (dtype == DType::kFloat16 ? 2 : 0) + (out == dtype ? 0 : 1);
   return table.get(index, context, [&] { return code_of(config, dtype, out); });
 }
 
