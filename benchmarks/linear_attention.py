@@ -87,7 +87,7 @@ def lightning_cases(device: str, dtype: torch.dtype, shapes: list[tuple[int, ...
         }
         theirs = peer("chunk_lightning_attn", "lightning_attn") if device == "cuda" else None
         if theirs is not None:
-            ways["fla"] = lambda q=q, k=k, v=v: theirs(q, k, v, layer_idx=1, num_layers=12)[0]
+            ways["fla"] = lambda q=q, k=k, v=v, call=theirs: call(q, k, v, layer_idx=1, num_layers=12)[0]
         if device == "cpu":
             ways["torch by chunks"] = lambda q=q, k=k, v=v, d=decay: chunks_in_torch(q, k, v, d)
         title = f"lightning {str(dtype).removeprefix('torch.')} B{batch} T{tokens} H{heads} D{columns}"

@@ -162,7 +162,8 @@ def _of_group(gradient: Tensor, of: Tensor) -> Tensor:
     """The sum over the heads that one head of `of` serves."""
     if gradient.shape[2] == of.shape[2]:
         return gradient
-    return gradient.unflatten(2, (of.shape[2], -1)).sum(3)
+    batch, tokens, heads, columns = of.shape
+    return gradient.reshape(batch, tokens, heads, -1, columns).sum(3)
 
 
 _backward = backward("linear_attention")

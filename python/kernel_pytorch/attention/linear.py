@@ -11,7 +11,7 @@ from .. import functional as F
 
 
 class _LinearAttention(nn.Module):
-    """Queries, keys and values of each head, the recurrence, a norm of each head, a gate of the output, a projection."""
+    """Queries, keys and values of each head, the recurrence, a norm of each head, a gate of the output, projections."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class _LinearAttention(nn.Module):
     def _features(self, x: Tensor) -> Tensor:
         return x
 
-    def _gates(self, x: Tensor) -> dict[str, Tensor]:
+    def _gates(self, x: Tensor) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -95,9 +95,9 @@ class GatedLinearAttention(_LinearAttention):
         self.gate_down = nn.Linear(embed_dim, gate_rank, bias=False, **made)
         self.gate_up = nn.Linear(gate_rank, self.key_dim, bias=True, **made)
 
-    def _gates(self, x: Tensor) -> dict[str, Tensor]:
+    def _gates(self, x: Tensor) -> dict[str, Any]:
         gate = nn.functional.logsigmoid(self.gate_up(self.gate_down(x)).float()) / self.gate_temperature
-        return {"gate": gate.unflatten(-1, (self.num_heads, -1))}
+        return {"gate": gate.view(*gate.shape[:-1], self.num_heads, -1)}
 
 
 class LightningAttention(_LinearAttention):
@@ -124,5 +124,5 @@ class LightningAttention(_LinearAttention):
     def _features(self, x: Tensor) -> Tensor:
         return F.silu(x)
 
-    def _gates(self, x: Tensor) -> dict[str, Tensor]:
+    def _gates(self, x: Tensor) -> dict[str, Any]:
         return {"decay": self.decay.float()}

@@ -146,7 +146,9 @@ void run_by_chunks(const Scan& scan, Context& context) {
   const int64_t heads = scan.sequences * scan.heads, processors = std::max(context.info->cuda.multiprocessors, 1);
   KP_CHECK(heads * 64 < int64_t{1} << 31 && scan.value.sizes[1] < int64_t{1} << 31, "linear_attention: ", heads,
            " heads of sequences, ", scan.value.sizes[1], " tokens; split the batch");
-  ChunkArguments arguments{.scan = arguments_of(scan), .segments = 1, .totals = nullptr};
+  ChunkArguments arguments{};
+  arguments.scan = arguments_of(scan);
+  arguments.segments = 1;
   cuda_device::encode_tensor_map(heads_first(scan.query), kSm90Chunk, arguments.query.words);
   cuda_device::encode_tensor_map(heads_first(scan.key), kSm90Chunk, arguments.key.words);
   cuda_device::encode_tensor_map(heads_first(scan.value), kSm90Chunk, arguments.value.words);

@@ -84,7 +84,7 @@ _TENSORS = ("query", "key", "value", "gate", "channel_gate", "decay", "cu_seqlen
 
 
 def _results(tensors: Any, options: Any) -> tuple[Array, Array]:
-    return differentiable(  # type: ignore[return-value]
+    return differentiable(
         "linear_attention",
         {name: tensors.get(name) for name in _TENSORS},
         options,

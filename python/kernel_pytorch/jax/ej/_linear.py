@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from ._configs import GLAttentionConfig, LightningAttentionConfig, RecurrentAtte
 from ._registry import Backend, Platform, kernel_registry
 
 
-def _registered(algorithm: str) -> Any:
+def _registered(algorithm: str) -> Callable[[Any], Any]:
     def add(function: Any) -> Any:
         kernel_registry.register(algorithm, Platform.CUDA, Backend.GPU)(function)
         return kernel_registry.register(algorithm, Platform.XLA, Backend.CPU)(function)
@@ -58,7 +59,7 @@ def recurrent_attention(
 
     def local(query: Any, key: Any, value: Any, g: Any, gamma: Any, gk: Any, start: Any, offsets: Any) -> Any:
         gate = _sum_of(g, gk)
-        parts = [None if x is None else jnp.flip(x, 1) if reverse else x for x in (query, key, value, gate)]
+        parts: list[Any] = [None if x is None else jnp.flip(x, 1) if reverse else x for x in (query, key, value, gate)]
         results = linear_attention(
             parts[0],
             parts[1],
