@@ -80,7 +80,13 @@ def linear_attention_step_(
 ) -> Tensor:
     """`linear_attention` of one or a few new tokens, which writes the final states into `state`: what decoding needs.
 
-    state is [batch, heads, columns, values], contiguous, fp32 (fp64 for fp64). No part of a graph.
+    Args:
+        query, key, value: [batch, tokens, heads, size], as `linear_attention` takes them.
+        state: [batch, heads, columns, values], contiguous, fp32 (fp64 for fp64); read and written in place. No part of a
+            graph.
+        gate: [batch, tokens, heads] or [batch, tokens, heads, columns], a logarithm.
+        decay: [heads], a logarithm added to every gate.
+        scale: of the output; None: 1 / sqrt(columns).
     """
     scale = scale if scale is not None else query.shape[-1] ** -0.5 if query.dim() else 1.0
     by_token, by_channel = _gates(gate)
