@@ -82,8 +82,8 @@ def linear_attention_step_(
 
     Args:
         query, key, value: [batch, tokens, heads, size], as `linear_attention` takes them.
-        state: [batch, heads, columns, values], contiguous, fp32 (fp64 for fp64); read and written in place. No part of a
-            graph.
+        state: [batch, heads, columns, values], contiguous, fp32 (fp64 for fp64); read and written in place, no part of
+            a graph.
         gate: [batch, tokens, heads] or [batch, tokens, heads, columns], a logarithm.
         decay: [heads], a logarithm added to every gate.
         scale: of the output; None: 1 / sqrt(columns).
