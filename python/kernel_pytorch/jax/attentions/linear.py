@@ -98,7 +98,9 @@ def _results(tensors: Any, options: Any) -> tuple[Array, Array]:
 def _gradient(values: Any, grads: Any, wanted: Any) -> Any:
     tensors = {name: values.get(name) for name in _TENSORS}
     query, key = tensors["query"], tensors["key"]
-    tensors |= {"grad_output": grads["output"], "grad_final_state": grads["final_state"]}
+    grad_output = grads.get("output")  # of a result that is not used there is none
+    grad_output = jnp.zeros_like(tensors["value"]) if grad_output is None else grad_output
+    tensors |= {"grad_output": grad_output, "grad_final_state": grads.get("final_state")}
     flags = [f"{name}_grad" for name in ("gate", "channel_gate", "decay", "initial_state") if name in wanted]
     options = {"scale": values["scale"], "mode": values["mode"]}
     of = call("linear_attention_backward", tensors, options, wanted=flags)
