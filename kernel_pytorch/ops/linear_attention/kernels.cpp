@@ -51,7 +51,7 @@ constexpr const char* kForwardShapes = R"(
   fp32 bf16 fp16: 2x150x3x64 1x129x2x128 values=64; decay=1; gate=1; channel_gate=1
     1x200x4x64 query_heads=2 key_heads=1 gate=fp32 initial_state=1 values=32
     1x333x2x64 cu_seqlens=int32 offsets=5 initial_state=1 decay=1 gate=-,1; channel_gate=fp32 gate=1 decay=1 values=128
-    2x97x2x256 decay=1 initial_state=1; 1x70x1x36 values=20 gate=1; channel_gate=1; 2x1x4x128 gate=1 initial_state=1
+    1x70x1x256 decay=1 initial_state=1; 1x70x1x36 values=20 gate=1; channel_gate=1; 2x1x4x128 gate=1 initial_state=1
     1x0x2x64 initial_state=1; 1x65x2x64 mode=recurrent,chunk decay=1; 1x2100x1x64 gate=1 channel_gate=1 initial_state=1
   fp64: 1x20x2x8 gate=1 decay=1 channel_gate=1 initial_state=1 values=5
 )";
@@ -60,7 +60,7 @@ constexpr const char* kBackwardShapes = R"(
     1x200x4x64 query_heads=2 key_heads=1 gate=fp32 gate_grad=1 initial_state=1 initial_state_grad=1 values=32 grad_final_state=1
     1x333x2x64 cu_seqlens=int32 offsets=5 initial_state=1 initial_state_grad=1 decay=1 decay_grad=1 grad_final_state=1
     1x333x2x64 channel_gate=fp32 channel_gate_grad=1 gate=1 gate_grad=1 decay=1 decay_grad=1 values=128 grad_final_state=1
-    2x97x2x256 decay=1 decay_grad=1; 1x70x1x36 values=20 gate=1 gate_grad=1; channel_gate=1 channel_gate_grad=1
+    1x70x1x256 decay=1 decay_grad=1; 1x70x1x36 values=20 gate=1 gate_grad=1; channel_gate=1 channel_gate_grad=1
     2x1x4x128 gate=1 gate_grad=1; 1x0x2x64; 1x65x2x64 mode=recurrent,chunk decay=1 decay_grad=1
     1x1500x1x64 gate=1 gate_grad=1 channel_gate=1 channel_gate_grad=1 initial_state=1 initial_state_grad=1 grad_final_state=1
   fp64: 1x20x2x8 gate=1 gate_grad=1 decay=1 decay_grad=1 channel_gate=1 channel_gate_grad=1 initial_state=1 initial_state_grad=1 values=5
