@@ -41,8 +41,11 @@ __device__ __forceinline__ float end_term(const GateArguments& arguments, int64_
   const int64_t first = index * arguments.columns * arguments.values;
   float sum = 0;
   for (int j = 0; j < arguments.values; ++j) {
-    const int64_t at = first + static_cast<int64_t>(column) * arguments.values + j;
-    sum += arguments.final_state[at] * arguments.grad_final_state[at];
+    const float state =
+        arguments
+            .final_state[first + (arguments.final_is_turned ? static_cast<int64_t>(j) * arguments.columns + column
+                                                            : static_cast<int64_t>(column) * arguments.values + j)];
+    sum += state * arguments.grad_final_state[first + static_cast<int64_t>(column) * arguments.values + j];
   }
   return sum;
 }

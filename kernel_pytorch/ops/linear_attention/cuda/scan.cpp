@@ -83,6 +83,7 @@ void run_gates(const Backward& problem, const BackwardScans& scans, Context& con
       .offsets_are_wide = problem.cu_seqlens.dtype == DType::kInt64,
       .gate_is_float = problem.gate.dtype == DType::kFloat32,
       .channel_gate_is_float = problem.channel_gate.dtype == DType::kFloat32,
+      .final_is_turned = false,  // the scan of queries stores its turned state turned: as states lie
       .has_initial = problem.initial_state.is_present()};
   launch_gates("gate_terms", dtype, grid_of(divide_up(rows, kGateThreads / 32)), 1, arguments, context, term_table);
   if (problem.grad_gate.is_present() || problem.grad_decay.is_present()) {

@@ -42,4 +42,15 @@ std::vector<DeviceCode> step_code();
 std::vector<DeviceCode> gate_code();
 inline constexpr int64_t kMostStepColumns = 256;
 
+// Null, or why the gates' gradients are refused: what adds the final state's share to them has not run on a GPU.
+inline const char* gate_gradient_obstacle(const Backward& problem) {
+  const bool wants_gates =
+      problem.grad_gate.is_present() || problem.grad_channel_gate.is_present() || problem.grad_decay.is_present();
+  return wants_gates && problem.grad_final_state.is_present()
+             ? "has no gradient of gates or decay where the final state has one, until that has run on a GPU; detach "
+               "the "
+               "final state, or the gates, or compute on the CPU"
+             : nullptr;
+}
+
 }  // namespace kernel_pytorch::linear_attention

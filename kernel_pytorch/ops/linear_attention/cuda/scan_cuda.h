@@ -47,7 +47,7 @@ struct GateArguments {
   const void* offsets;
   int64_t tokens, rows;  // batch * tokens * heads
   int32_t heads, columns, values;
-  bool offsets_are_wide, gate_is_float, channel_gate_is_float, has_initial;
+  bool offsets_are_wide, gate_is_float, channel_gate_is_float, final_is_turned, has_initial;
 };
 inline constexpr int kGateThreads = 256;
 

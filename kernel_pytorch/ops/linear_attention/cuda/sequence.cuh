@@ -34,15 +34,11 @@ __device__ __forceinline__ float element_of(const ScanTensor& tensor, int64_t ba
                          : tile::to_float<T>(row_of<T>(tensor, batch, token, head)[at]);
 }
 
-// Taken for every gate below: e^kLeastGate is 0 in fp32, and sums stay exact for the gates behind it.
-inline constexpr float kLeastGate = -104.0f;
-
 // The gate of a token and head, with the head's decay.
 template <class T>
 __device__ __forceinline__ float scalar_gate(const ScanArguments& arguments, int64_t batch, int64_t token, int head) {
-  float gate = arguments.decay != nullptr ? arguments.decay[head] : 0.0f;
-  if (arguments.gate.data != nullptr) gate += element_of<T>(arguments.gate, batch, token, head, 0);
-  return gate < kLeastGate ? kLeastGate : gate;
+  const float decay = arguments.decay != nullptr ? arguments.decay[head] : 0.0f;
+  return arguments.gate.data == nullptr ? decay : decay + element_of<T>(arguments.gate, batch, token, head, 0);
 }
 template <class T>
 __device__ __forceinline__ float channel_gate(const ScanArguments& arguments, int64_t batch, int64_t token, int head,

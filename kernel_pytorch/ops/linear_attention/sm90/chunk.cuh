@@ -332,9 +332,8 @@ __global__ void __launch_bounds__(chunk_threads(kConfig), 1)
     }
   }
   if (kConfig.gates == Gates::kDecay && threadIdx.x < kSm90Chunk) {
-    const float decay = arguments.scan.decay[head_of_block(arguments)];
     shared.sums[0][threadIdx.x] =
-        (decay < kLeastGate ? kLeastGate : decay) * kLog2OfE * static_cast<float>(threadIdx.x + 1);
+        arguments.scan.decay[head_of_block(arguments)] * kLog2OfE * static_cast<float>(threadIdx.x + 1);
   }
   ptx::fence_proxy_async_shared_cta();
   __syncthreads();
