@@ -23,6 +23,7 @@
   OP(paged_attention)       \
   OP(merge_attention)       \
   OP(sample)                \
+  OP(linear_attention)      \
   OP(block_list)            \
   OP(moe_routing)           \
   OP(grouped_matmul)        \

@@ -36,6 +36,7 @@ from ._ops.gated_activation import (
 from ._ops.grouped_matmul import grouped_matmul
 from ._ops.layer_norm import layer_norm
 from ._ops.linear import interleave_gate_up, linear, mlp
+from ._ops.linear_attention import linear_attention, linear_attention_step_
 from ._ops.linear_cross_entropy import linear_cross_entropy
 from ._ops.matmul import matmul
 from ._ops.mean_pooling import chunk_mean_pool, mean_pool
@@ -83,6 +84,8 @@ __all__ = [
     "interleave_gate_up",
     "layer_norm",
     "linear",
+    "linear_attention",
+    "linear_attention_step_",
     "linear_cross_entropy",
     "log_softmax",
     "log_softmax_",

@@ -6,6 +6,7 @@ from . import (  # noqa: F401
     experts,
     few_bits,
     float8,
+    linear_attentions,
     losses,
     pages,
     pieces,

@@ -48,6 +48,21 @@ def mean_cross_entropy(logits: Any, target: Any, **options: Any) -> Any:
     return loss.sum() / counts.sum()
 
 
+def linear_attention(query: Any, key: Any, value: Any, gate: Any, decay: Any, start: Any) -> Any:
+    """(output, final state), all pairs of tokens at once: e^(G_t - G_s) of the gates' sums between them."""
+    tokens, columns = query.shape[1], query.shape[3]
+    sums = jnp.cumsum(gate + decay[:, None], 1)
+    within = jnp.where(jnp.tril(jnp.ones((tokens, tokens), bool))[None, :, :, None, None], 0.0, -jnp.inf)
+    kept = jnp.exp(sums[:, :, None] - sums[:, None] + within)
+    scores = jnp.einsum("bthi,bshi,btshi->bths", query, key, kept)
+    output = jnp.einsum("bths,bshj->bthj", scores, value)
+    output += jnp.einsum("bthi,bhij->bthj", query * jnp.exp(sums), start)
+    last = sums[:, -1]
+    state = jnp.exp(last)[..., None] * start
+    state += jnp.einsum("bshi,bshj->bhij", key * jnp.exp(last[:, None] - sums), value)
+    return output * columns**-0.5, state
+
+
 def attention(
     query: Any,
     key: Any,
@@ -308,5 +323,13 @@ CASES = [
         lambda q, k, v, m: attention(q, k, v, keep=m),
         (_QUERY, _KEY, _KEY),
         (_KEEP,),
+    ),
+    Case(
+        "linear_attention",
+        lambda q, k, v, g, d, s: kp.linear_attention(
+            q, k, v, gate=-(g**2), decay=-(d**2), initial_state=s, return_state=True
+        ),
+        lambda q, k, v, g, d, s: linear_attention(q, k, v, -(g**2), -(d**2), s),
+        ((2, 5, 2, 4), (2, 5, 2, 4), (2, 5, 2, 3), (2, 5, 2, 4), (2,), (2, 2, 4, 3)),
     ),
 ]

@@ -154,3 +154,39 @@ def test_ring_attention(causal: bool) -> None:
     for one, other in zip(*gradients, strict=True):
         same(one, other, 1e-4)
     same(ej.ring_attention(*arrays, causal=causal), reference(*arrays, causal=causal))
+
+
+def test_recurrent_attentions_are_the_recurrence() -> None:
+    """Values of both directions, and the gradient of a decay, which upstream has not."""
+    random = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(random.standard_normal((1, 6, 2, 3)), jnp.float32) for _ in range(3))
+    gate = -jnp.abs(jnp.asarray(random.standard_normal((1, 6, 2, 3)), jnp.float32))
+
+    def scan(query: Any, key: Any, value: Any, gates: Any) -> Any:
+        state, outputs = jnp.zeros((1, 2, 3, 3)), []
+        for t in range(6):
+            state = state * jnp.exp(gates[:, t])[..., None] + key[:, t, :, :, None] * value[:, t, :, None, :]
+            outputs.append(jnp.einsum("bhi,bhij->bhj", query[:, t], state) * 3**-0.5)
+        return jnp.stack(outputs, 1)
+
+    same(ej.gla_attention(query, key, value, gate), scan(query, key, value, gate))
+    flipped = scan(*(jnp.flip(x, 1) for x in (query, key, value, gate)))
+    same(ej.recurrent_attention(query, key, value, gate, reverse=True), jnp.flip(flipped, 1))
+    decay = -(8 / 2) * (1 - 1 / 4) * jnp.arange(2.0)
+    steady = jnp.broadcast_to(decay[:, None], gate.shape)
+    same(ej.lightning_attention(query, key, value, 1, 4), scan(query, key, value, steady))
+
+    def ours(decay: Any) -> Any:
+        return ej.recurrent_attention(query, key, value, None, decay).sum()
+
+    def theirs(decay: Any) -> Any:
+        return scan(query, key, value, jnp.broadcast_to(decay[:, None], gate.shape)).sum()
+
+    same(jax.grad(ours)(decay - 0.1), jax.grad(theirs)(decay - 0.1))
+
+    def of_state(key: Any) -> Any:
+        return ej.recurrent_attention(query, key, value, return_state=True)[1].sum()
+
+    same(jax.grad(of_state)(key), jnp.broadcast_to(value.sum(-1, keepdims=True), key.shape))
+    with pytest.raises(ValueError, match="gv is not supported"):
+        ej.recurrent_attention(query, key, value, None, None, None, gate)

@@ -34,7 +34,7 @@ ROWS = (
         "matmul of batches",
     ),
     *("linear with gelu and a residual", "gated mlp", "attention with bias and sinks", "attention_packed with rope"),
-    *("grouped_matmul", "ragged_dot", "moe_mlp"),
+    *("grouped_matmul", "ragged_dot", "moe_mlp", "linear_attention"),
 )
 
 

@@ -24,6 +24,7 @@ MISSING = {
     "attention_part_": IN_PLACE + "; attention(return_lse=True) and merge_attention compute parts",
     "attention_part_backward_": IN_PLACE + "; parts have gradients by jax.grad",
     "cross_entropy_": IN_PLACE,
+    "linear_attention_step_": IN_PLACE + "; linear_attention(return_state=True) returns the state",
     "log_softmax_": IN_PLACE,
     "rope_": IN_PLACE,
     "softmax_": IN_PLACE,

@@ -93,7 +93,7 @@ LOOPS = {
         *("rms_norm with an activation", "layer_norm with an activation", "linear of two matrices"),
         *("gelu, bias, residual", "gated_activation with biases", "norm_rope", "linear"),
         *("linear with gelu and a residual", "mlp", "gated mlp", "attention with bias and sinks"),
-        "quantized_matmul",
+        *("quantized_matmul", "linear_attention"),
     },
     "backward": {"matmul"} | GROUPED,
 }

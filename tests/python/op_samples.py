@@ -148,6 +148,16 @@ def _rows(seed: Tensor) -> None:
     functional.softmax_(torch.randn(2, 3, 8), mask=torch.randn(2, 3, 8))
     _both(functional.mean_pool, leaf(6, 2, 3), torch.tensor([0, 2, 6]))
     _both(functional.chunk_mean_pool, leaf(2, 6, 3), 2)
+    _linear_attention()
+
+
+def _linear_attention() -> None:
+    heads = leaf(1, 6, 2, 4), leaf(1, 6, 2, 4), leaf(1, 6, 2, 3)
+    options = dict(decay=leaf(2), initial_state=leaf(2, 2, 4, 3), cu_seqlens=torch.tensor([0, 2, 6]))
+    for gate in (leaf(1, 6, 2), leaf(1, 6, 2, 4)):
+        _both(functional.linear_attention, *heads, gate=gate, return_state=True, **options)
+    step = [torch.randn(1, 1, 2, size) for size in (4, 4, 3)]
+    functional.linear_attention_step_(*step, torch.randn(1, 2, 4, 3), gate=torch.randn(1, 1, 2), decay=torch.randn(2))
 
 
 def _products() -> None:

@@ -18,6 +18,7 @@ CPU = torch.device("cpu")
 SHAPES = {
     "attention": (2, 8, 16, 16, 16),
     "attention_fp8": (2, 8, 16, 16),
+    "linear_attention": (2, 8, 2, 16),
     "rope": (2, 8, 16, 16),
     "norm_rope": (2, 8, 16, 16),
     **dict.fromkeys(("linear", "matmul", "mean_pool", "chunk_mean_pool", "group_sums"), (2, 8, 16)),

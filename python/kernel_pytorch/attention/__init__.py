@@ -20,6 +20,7 @@ from .fusion import (
     create_unified_attention_fusion,
 )
 from .layers import FlashAttention3, FlexAttentionLayer
+from .linear import GatedLinearAttention, LightningAttention
 from .score_mods import FlexAttentionMaskMods, FlexAttentionScoreMods, alibi_slopes
 from .sparse import DynamicSparseAttention, create_sparse_attention
 from .sparse_patterns import SparsePattern
@@ -36,6 +37,8 @@ __all__ = [
     "FlexAttentionScoreMods",
     "FusionConfig",
     "FusionStrategy",
+    "GatedLinearAttention",
+    "LightningAttention",
     "OptimizationLevel",
     "RingAttentionLayer",
     "SparsePattern",

@@ -21,6 +21,7 @@ from .attentions.block_masks import (
     select_by_scores,
 )
 from .attentions.fp8 import attention_fp8
+from .attentions.linear import linear_attention
 from .attentions.packed import attention_packed
 from .attentions.pages import append_kv, mla_decode, paged_attention
 from .attentions.pages import append_kv, paged_attention, sample
@@ -131,6 +132,7 @@ __all__ = [
     "interleave_gate_up",
     "layer_norm",
     "linear",
+    "linear_attention",
     "linear_cross_entropy",
     "log_softmax",
     "matmul",

@@ -135,3 +135,18 @@ class GroupedMatmulConfig(OperationConfig):
 @dataclass(frozen=True)
 class MeanPoolingConfig(OperationConfig):
     pass
+
+
+@dataclass(frozen=True)
+class RecurrentAttentionConfig(OperationConfig):
+    pass
+
+
+@dataclass(frozen=True)
+class GLAttentionConfig(OperationConfig):
+    pass
+
+
+@dataclass(frozen=True)
+class LightningAttentionConfig(OperationConfig):
+    pass

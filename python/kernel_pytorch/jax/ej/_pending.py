@@ -18,8 +18,5 @@ def _pending(name: str) -> Any:
 
 apply_native_sparse_attention = _pending("apply_native_sparse_attention")
 flash_mla = _pending("flash_mla")
-gla_attention = _pending("gla_attention")
-lightning_attention = _pending("lightning_attention")
 mla_attention = _pending("mla_attention")
 native_sparse_attention = _pending("native_sparse_attention")
-recurrent_attention = _pending("recurrent_attention")

@@ -1,0 +1,214 @@
+"""linear_attention against a step scan in fp64: values, every gradient, states, segments, packed sequences, layers."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kernel_pytorch.attention import GatedLinearAttention, LightningAttention  # noqa: E402
+from kernel_pytorch.functional import linear_attention, linear_attention_step_  # noqa: E402
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def scan(query, key, value, gate=None, decay=None, initial_state=None, scale=None):
+    """The recurrence, token by token; returns (output, final state)."""
+    batch, tokens, heads, values = value.shape
+    columns = query.shape[-1]
+    query, key = (x.repeat_interleave(heads // x.shape[2], 2) for x in (query, key))
+    state = value.new_zeros(batch, heads, columns, values) if initial_state is None else initial_state
+    outputs = []
+    for t in range(tokens):
+        log = value.new_zeros(batch, heads, 1)
+        if gate is not None:
+            log = log + (gate[:, t] if gate.dim() == 4 else gate[:, t, :, None])
+        if decay is not None:
+            log = log + decay[:, None]
+        state = state * log.exp()[..., None] + key[:, t, :, :, None] * value[:, t, :, None, :]
+        outputs.append(torch.einsum("bhi,bhij->bhj", query[:, t], state) * (scale or columns**-0.5))
+    return (torch.stack(outputs, 1) if outputs else value), state
+
+
+def error(ours, theirs):
+    theirs = theirs.detach()
+    return float((ours.detach().cpu().double() - theirs).norm() / theirs.norm().clamp_min(1e-30))
+
+
+def inputs(shape, values, *, kind="gate", strength=0.2, dtype=torch.float32, query_heads=None, seed=0):
+    batch, tokens, heads, columns = shape
+    make = torch.Generator().manual_seed(seed)
+    normal = lambda *sizes: torch.randn(*sizes, generator=make)  # noqa: E731
+    tensors = {
+        "query": normal(batch, tokens, query_heads or heads, columns),
+        "key": normal(batch, tokens, heads, columns),
+        "value": normal(batch, tokens, heads, values),
+        "initial_state": normal(batch, heads, columns, values),
+    }
+    if kind in ("gate", "both"):
+        tensors["gate"] = -normal(batch, tokens, heads).abs() * strength
+    if kind == "channels":
+        tensors["gate"] = -normal(batch, tokens, heads, columns).abs() * strength
+    if kind in ("decay", "both"):
+        tensors["decay"] = -normal(heads).abs() * strength
+    wide = ("initial_state", "decay")
+    return {
+        name: x.to(torch.float64 if dtype is torch.float64 else torch.float32 if name in wide else dtype)
+        for name, x in tensors.items()
+    }
+
+
+def compare(tensors, device="cpu", mode="auto", tolerance=None):
+    """Values and gradients of everything, from those of output and state."""
+    exact = {name: x.double().requires_grad_() for name, x in tensors.items()}
+    ours = {name: x.to(device).requires_grad_() for name, x in tensors.items()}
+    expected = scan(**exact)
+    results = linear_attention(**ours, return_state=True, mode=mode)
+    tolerance = tolerance or TOLERANCES[tensors["query"].dtype]
+    grads = [torch.randn_like(x) for x in expected]
+    if device == "cuda" and ("gate" in tensors or "decay" in tensors):
+        expected, results, grads = expected[:1], results[:1], grads[:1]  # a GPU refuses the final state's share
+    wanted = torch.autograd.grad(expected, list(exact.values()), grads)
+    given = [grad.to(device, result.dtype) for grad, result in zip(grads, results)]
+    found = torch.autograd.grad(results, list(ours.values()), given)
+    errors = {name: error(*pair) for name, *pair in zip(("output", "state"), results, expected)}
+    errors |= {name: error(ours, theirs) for name, ours, theirs in zip(exact, found, wanted)}
+    # grad_decay is one number of thousands of terms that cancel.
+    assert {name: e for name, e in errors.items() if not e <= tolerance * (10 if name == "decay" else 1)} == {}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("kind", ["none", "decay", "gate", "channels", "both"])
+def test_values_and_gradients(kind, dtype, device):
+    if dtype is torch.float64 and device == "cuda":
+        pytest.skip("fp64 runs on the CPU")
+    compare(inputs((2, 53, 4, 16), 24, kind=kind, dtype=dtype, query_heads=2), device)
+    if device == "cuda":
+        compare(inputs((1, 130, 2, 64), 64, kind=kind, dtype=dtype), device)
+
+
+@pytest.mark.parametrize("kind", ["gate", "channels"])
+@pytest.mark.parametrize("strength", [0.0, 1e-4, 3.0, 40.0])
+def test_gates_near_zero_and_strong(kind, strength):
+    tensors = inputs((1, 60, 2, 8), 8, kind=kind, strength=strength)
+    # Gates so strong leave nothing of a gradient but differences of rounded sums.
+    compare(tensors, tolerance=1e-5 if strength < 10 else 1e-4)
+
+
+@pytest.mark.parametrize("mode", ["chunk", "recurrent"])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 49])
+def test_lengths_and_modes(tokens, mode):
+    tensors = inputs((2, tokens, 3, 8), 5, kind="both")
+    output, state = linear_attention(**tensors, return_state=True, mode=mode)
+    expected = scan(**{name: x.double() for name, x in tensors.items()})
+    assert output.shape == expected[0].shape
+    assert error(output, expected[0]) < 1e-6
+    assert error(state, expected[1]) < 1e-6
+    if tokens == 0:
+        assert torch.equal(state, tensors["initial_state"])
+
+
+@pytest.mark.parametrize("kind", ["gate", "channels"])
+def test_segments_are_one_sequence(kind):
+    tensors = inputs((2, 200, 2, 16), 16, kind=kind)
+    whole, last = linear_attention(**tensors, return_state=True)
+    state, parts = tensors.pop("initial_state"), []
+    for begin, end in itertools.pairwise([0, 1, 77, 130, 200]):
+        part = {name: x[:, begin:end] for name, x in tensors.items()}
+        output, state = linear_attention(**part, initial_state=state, return_state=True)
+        parts.append(output)
+    assert error(torch.cat(parts, 1), whole.double()) < 1e-6
+    assert error(state, last.double()) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_packed_sequences(dtype):
+    ends = [0, 30, 30, 101, 120]
+    tensors = inputs((1, 128, 2, 16), 8, kind="both")
+    starts = torch.randn(4, 2, 16, 8).requires_grad_()
+    tensors["initial_state"] = starts
+    leaves = {name: x.detach().requires_grad_() for name, x in tensors.items()}
+    output, states = linear_attention(**leaves, cu_seqlens=torch.tensor(ends, dtype=dtype), return_state=True)
+    loss = output.square().sum() + states.square().sum()
+    found = torch.autograd.grad(loss, list(leaves.values()))
+    exact = {name: x.detach().double().requires_grad_() for name, x in tensors.items()}
+    total = torch.zeros((), dtype=torch.float64)
+    for i, (begin, end) in enumerate(itertools.pairwise(ends)):
+        part = {name: x[:, begin:end] if name != "decay" else x for name, x in exact.items()}
+        part["initial_state"] = exact["initial_state"][i : i + 1]
+        expected, state = scan(**part)
+        assert error(output[:, begin:end], expected) < 1e-6
+        assert error(states[i : i + 1], state) < 1e-6
+        total = total + expected.square().sum() + state.square().sum()
+    assert output[:, 120:].eq(0).all()
+    for name, ours, theirs in zip(leaves, found, torch.autograd.grad(total, list(exact.values()))):
+        assert error(ours, theirs) < 1e-5, name
+
+
+def test_step_writes_the_state():
+    tensors = inputs((3, 4, 2, 16), 32, kind="both")
+    state = tensors["initial_state"].clone()
+    expected, last = linear_attention(**tensors, return_state=True, mode="chunk")
+    del tensors["initial_state"]
+    steps = {name: x[:, :1] if name != "decay" else x for name, x in tensors.items()}
+    first = linear_attention_step_(state=state, **steps)
+    rest = {name: x[:, 1:] if name != "decay" else x for name, x in tensors.items()}
+    others = linear_attention_step_(state=state, **rest)
+    torch.testing.assert_close(torch.cat([first, others], 1), expected)
+    torch.testing.assert_close(state, last)
+
+
+def test_normalised_weights_sum_to_one():
+    tensors = inputs((2, 60, 2, 8), 8, kind="gate")
+    positive = {name: x.abs() if name in ("query", "key") else x for name, x in tensors.items()}
+    del positive["initial_state"]
+    output = linear_attention(**positive | {"value": torch.ones_like(positive["value"])}, normalize=True)
+    torch.testing.assert_close(output, torch.ones_like(output))
+    whole, last = linear_attention(**positive, normalize=True, return_state=True)
+    parts, state = [], None
+    for cut in (slice(0, 25), slice(25, 60)):
+        part = {name: x[:, cut] for name, x in positive.items()}
+        output, state = linear_attention(**part, normalize=True, initial_state=state, return_state=True)
+        parts.append(output)
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    torch.testing.assert_close(state, last)
+
+
+def test_one_gate_of_a_token_is_one_of_each_channel():
+    tensors = inputs((1, 90, 2, 16), 16, kind="gate")
+    wide = tensors | {"gate": tensors["gate"][..., None].expand(-1, -1, -1, 16)}
+    torch.testing.assert_close(linear_attention(**wide), linear_attention(**tensors))
+
+
+def test_bad_input():
+    tensors = inputs((1, 8, 4, 8), 8)
+    with pytest.raises(RuntimeError, match="heads of value must be a multiple"):
+        linear_attention(**tensors | {"key": torch.randn(1, 8, 3, 8)})
+    with pytest.raises(RuntimeError, match="gate has shape"):
+        linear_attention(**tensors | {"gate": torch.randn(8, 4)})
+    with pytest.raises(RuntimeError, match="initial_state is bf16"):
+        linear_attention(**tensors | {"initial_state": tensors["initial_state"].bfloat16()})
+    with pytest.raises(RuntimeError, match="the batch is 1"):
+        linear_attention(**inputs((2, 8, 4, 8), 8), cu_seqlens=torch.tensor([0, 8]))
+    with pytest.raises(RuntimeError, match="cu_seqlens"):
+        linear_attention(**tensors, cu_seqlens=torch.tensor([0, 9]))
+    with pytest.raises(RuntimeError, match="mode"):
+        linear_attention(**tensors, mode="fast")
+
+
+@pytest.mark.parametrize("layer", [GatedLinearAttention, LightningAttention])
+def test_layers_go_on_from_their_state(layer):
+    torch.manual_seed(0)
+    module = layer(32, 4)
+    x = torch.randn(2, 70, 32)
+    whole = module(x)
+    assert whole.shape == x.shape
+    first, state = module(x[:, :40], return_state=True)
+    second, _ = module(x[:, 40:], state=state, return_state=True)
+    torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=1e-4, atol=1e-5)
+    whole.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
