@@ -16,7 +16,7 @@ GPU_FACTS = ("clocks.sm", "clocks.mem", "power.draw", "power.limit", "temperatur
 
 
 def commit() -> str:
-    """KP_COMMIT where the machine has the files without their history, otherwise what git says of this checkout."""
+    """KP_COMMIT where the machine has the files without their history, otherwise what git says of this checkout now."""
     named = os.environ.get("KP_COMMIT", "")
     if named:
         return named
@@ -55,7 +55,8 @@ def _cpu_seconds() -> tuple[float, float]:
     return busy, sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-_begin, (_begin_busy, _begin_own) = time.monotonic(), _cpu_seconds()
+# Of the moment when this module is loaded, before anything is measured: the checkout may change during a long run.
+_begin_commit, _begin, (_begin_busy, _begin_own) = commit(), time.monotonic(), _cpu_seconds()
 
 
 def conditions() -> dict[str, object]:
@@ -80,7 +81,7 @@ def record(arguments: list[str] | None = None) -> dict[str, object]:
     """What every stored run says of itself, besides its device and the versions of libraries."""
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
+        "commit": _begin_commit,
         "command": command(arguments),
         "conditions": conditions(),
     }

@@ -17,10 +17,6 @@ constexpr int kPrices = 40;
 constexpr size_t kMostMoved = 10;  // tensors whose subsets are tried, the largest
 constexpr double kForever = std::numeric_limits<double>::infinity();
 
-bool is_stored(Treatment treatment) {
-  return treatment == Treatment::kKeep || treatment == Treatment::kMove;
-}
-
 // What must be there in backward: what it reads, and what those are made of that are made again.
 std::vector<char> needed_by(const BlockKind& kind, const std::vector<Treatment>& treatments) {
   std::vector<char> needed(kind.activations.size());

@@ -28,8 +28,9 @@ def attention_fp8(
     """Attention of operands rounded to float8_e4m3fn, 128 rows of a head to a scale; results have query's type.
 
     The operands are rounded and attended to as `attention` does: as exact as that leaves it, and no faster. A kernel
-    with both products on Hopper's FP8 tensor cores runs where it is asked for, `tuning.overlay({"attention_fp8_forward":
-    "sm90_wgmma"})`: what is there now has not been verified on a GPU. No gradient.
+    with both products on Hopper's FP8 tensor cores runs where it is asked for,
+    `tuning.overlay({"attention_fp8_forward": "sm90_wgmma"})`: what is there now has not been verified on a GPU. No
+    gradient.
 
     Args:
         query: [batch, heads, queries, size]; heads are a multiple of key's heads, sizes are at most 256.

@@ -23,8 +23,7 @@ from .attentions.block_masks import (
 from .attentions.fp8 import attention_fp8
 from .attentions.linear import linear_attention
 from .attentions.packed import attention_packed
-from .attentions.pages import append_kv, mla_decode, paged_attention
-from .attentions.pages import append_kv, paged_attention, sample
+from .attentions.pages import append_kv, mla_decode, paged_attention, sample
 from .attentions.ring import merge_attention, ring_attention
 from .experts import (
     Routing,

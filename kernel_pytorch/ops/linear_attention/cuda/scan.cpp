@@ -13,7 +13,11 @@ constexpr const char* kGateSource = "kernel_pytorch/ops/linear_attention/cuda/ga
 constexpr int kTypes = std::size(kCudaTypes);
 
 ScanTensor tensor_of(const TensorView& view, int64_t heads) {
-  if (!view.is_present()) return {.group = 1};
+  if (!view.is_present()) {
+    ScanTensor absent{};
+    absent.group = 1;
+    return absent;
+  }
   return {.data = view.data,
           .batch_stride = view.strides[0],
           .token_stride = view.strides[1],

@@ -53,7 +53,6 @@ from ._pending import (
     flash_mla,
     mla_attention,
     native_sparse_attention,
-    recurrent_attention,
 )
 from ._registry import Backend, KernelRegistry, KernelSpec, Platform, kernel_registry
 from ._serving import (

@@ -112,11 +112,6 @@ PENDING = (
     "apply_native_sparse_attention",
     "flash_mla",
     "native_sparse_attention",
-    "recurrent",
-    "page_attention",
-    "ragged_decode_attention",
-    "ragged_page_attention",
-    "ragged_page_attention_v3",
 )
 PENDING_SENTENCE = (
     "{name}: kernel_pytorch has no kernel for it yet; it is one of ejKernel's algorithms that are planned"
