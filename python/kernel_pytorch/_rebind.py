@@ -40,8 +40,8 @@ def _rebind(function: Any, table: Mapping[Any, Any], depth: int, seen: dict[int,
     code = function.__code__.replace()
     made = types.FunctionType(code, scope, function.__name__, function.__defaults__, function.__closure__)
     # It knows itself by the same name: torch's own functions hand themselves to whatever mode is active.
-    if scope.get(function.__name__) is function:
-        scope[function.__name__] = made
+    if scope.get(made.__name__) is function:
+        scope[made.__name__] = made
     made.__kwdefaults__ = function.__kwdefaults__
     made.__dict__.update({key: value for key, value in vars(function).items() if key != "__wrapped__"})
     made.__qualname__, made.__module__, made.__doc__ = function.__qualname__, function.__module__, function.__doc__
