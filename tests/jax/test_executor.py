@@ -193,6 +193,6 @@ def test_what_has_no_kernel_yet_says_so(name: str) -> None:
 
 
 def test_the_registry_says_so_too() -> None:
-    for algorithm in ("recurrent", "page_attention"):
+    for algorithm in ("native_sparse_attention", "flash_mla"):
         with pytest.raises(NotImplementedError, match="yet"):
             ej.kernel_registry.get(algorithm)

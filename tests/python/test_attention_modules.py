@@ -80,6 +80,8 @@ MODULES = {
         lambda: A.create_context_parallel_attention(32, 4, schedule="zigzag", causal=True),
         ["32", "num_heads=4", "context_parallel_size=1", "schedule=zigzag", "causal=True"],
     ),
+    "GatedLinearAttention": (lambda: A.GatedLinearAttention(32, 4), ["32", "num_heads=4"]),
+    "LightningAttention": (lambda: A.LightningAttention(32, 4), ["32", "num_heads=4"]),
     "SegmentedAttentionMemory": (
         lambda: SegmentedAttentionMemory(32, 4, segment_length=8, memory_length=4),
         ["segment_length=8", "memory_length=4"],

@@ -60,6 +60,12 @@ def test_attention_counts_what_is_computed() -> None:
     assert count(step(F.attention, Q, Q, Q)) == int(3.5 * full)
 
 
+def test_linear_attention_counts_its_recurrence() -> None:
+    whole = 4 * Q.numel() * Q.shape[3]  # a state of size x size, written and read by every token of a head
+    assert count(lambda: F.linear_attention(Q, Q, Q)) == whole
+    assert count(step(F.linear_attention, Q, Q, Q)) == 3 * whole
+
+
 def test_every_op_that_multiplies_has_a_formula() -> None:
     """By name: what is neither a product nor attention counts nothing, as torch's norms and activations do."""
     names = {
@@ -67,7 +73,8 @@ def test_every_op_that_multiplies_has_a_formula() -> None:
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("kernel_pytorch::")
     }
-    multiplies = {n for n in names if any(word in n for word in ("matmul", "linear", "mlp", "attention"))}
+    multiplies = {n for n in names if any(word in n for word in ("matmul", "linear", "mlp", "attention", "mla"))}
+    multiplies.remove("merge_attention")  # a weighted sum of two results
     registered = {op.__name__ for op in flop_registry if str(op).startswith("kernel_pytorch.")}
     assert registered == multiplies
 

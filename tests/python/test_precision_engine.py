@@ -16,7 +16,7 @@ from kernel_pytorch.attention import FP8AttentionConfig
 from kernel_pytorch.precision import FP8Config, FP8Format, FP8TrainingEngine
 from torch import Tensor, nn
 
-from kernel_pytorch import core, precision
+from kernel_pytorch import core, functional, precision
 
 
 @pytest.fixture(autouse=True)
@@ -210,6 +210,7 @@ def _objects() -> dict[str, Any]:
         "FP8LinearLayer": precision.FP8LinearLayer(8, 8),
         "FP8TrainingEngine": trainer,
         "LayerNumerics": report["0"],
+        "QuantizedEmbedding": precision.QuantizedEmbedding(functional.quantize_weight(torch.randn(8, 32), "int4")),
         "QuantizedLinear": precision.QuantizedLinear.from_linear(nn.Linear(32, 8), format="int4"),
         "TensorNumerics": report["0"].tensors["input"],
     }

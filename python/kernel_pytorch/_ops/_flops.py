@@ -80,6 +80,11 @@ def _latent(arguments: Arguments) -> Any:
     return 2.0 * (query.numel() + query.shape[0] * query.shape[1] * latent.shape[2]) * keys
 
 
+def _linear_attention(arguments: Arguments) -> Any:
+    """The recurrence: every token adds key times value to a state of its head and multiplies its query with it."""
+    return 4.0 * arguments["query"].numel() * arguments["value"].shape[-1]
+
+
 def _grouped(arguments: Arguments) -> Any:
     """Every row by one matrix; rows in no group are counted too, their number being the device's."""
     groups = max(1, arguments["b"].shape[0])
@@ -123,6 +128,7 @@ _FORWARDS: dict[str, Formula] = {
     "mlp": _products("x", weight_in="1", weight_out="1"),
     "linear_cross_entropy": _products("hidden", weight="1 hidden_grad weight_grad"),
     "attention": attention_flops,
+    "linear_attention": _linear_attention,
     "grouped_matmul": _grouped,
     "moe_mlp": _experts,
     "quantized_matmul": _quantized,
@@ -140,6 +146,8 @@ _FORMULAS: dict[str, Formula] = {
     "moe_mlp_backward": _experts_backward,
     "attention_backward": lambda arguments: 2.5 * attention_flops(arguments),
     "attention_fp8": attention_flops,
+    "linear_attention_": _linear_attention,
+    "linear_attention_backward": lambda arguments: 2.0 * _linear_attention(arguments),  # of query, key, value, state
     "attention_part_": attention_flops,
     "paged_attention": _paged,
     "paged_attention_": _paged,

@@ -67,6 +67,9 @@ class _LinearAttention(nn.Module):
         result = self.out_proj(F.swiglu(self.g_proj(x), normed))
         return (result, state) if return_state else result
 
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, num_heads={self.num_heads}, key_dim={self.key_dim}, value_dim={self.value_dim}"
+
     def _features(self, x: Tensor) -> Tensor:
         return x
 

@@ -9,6 +9,9 @@
 namespace kernel_pytorch::attention::fp8 {
 
 void check(Forward& problem, Device device) {
+  const DType type = problem.query.dtype;
+  KP_CHECK(type == DType::kFloat32 || type == DType::kBFloat16 || type == DType::kFloat16, "attention_fp8: query is ",
+           type, "; give fp32, bf16 or fp16");
   Options options{};
   options.heads_first = problem.heads_first;
   options.scale = problem.scale;
@@ -22,7 +25,6 @@ void check(Forward& problem, Device device) {
                                                              .output = problem.output,
                                                              .lse = problem.lse});
   attention::check(whole, device);
-  KP_CHECK(problem.query.dtype != DType::kFloat64, "attention_fp8: query is fp64; give fp32, bf16 or fp16");
   KP_CHECK(whole.output.dtype == whole.query.dtype, "attention_fp8: output is ", whole.output.dtype, ", query is ",
            whole.query.dtype, "; they must be equal");
   KP_CHECK(whole.query.sizes[3] <= kLargestSize && whole.value.sizes[3] <= kLargestSize,
