@@ -96,6 +96,8 @@ def picked_shape(field: dict[str, Any], values: Mapping[str, Any], choices: dict
     alternative = 0
     for name in field.get("shape_by", ()):
         if name in choices:
+            if values[name] not in choices[name]:
+                raise ValueError(f"{name} is {values[name]!r}; known are {', '.join(choices[name])}")
             alternative = choices[name].index(values[name])
             break
         value = values.get(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from . import _library
@@ -211,10 +211,21 @@ def explain(
 
     `op` is a name that `kernels()` has, e.g. "rms_norm_forward". `dtype` is "bf16", "float32", ... or a torch.dtype.
     `kernel` ("name" or "name config") asks as a call with an override would. `options` are the op's own words:
-    residual=1, weight_dtype="fp32".
+    residual=1, weight_dtype="fp32". On a device that the library has no kernels for (mps, xpu, ...) "portable" runs:
+    the op's formula in torch operations, or the CPU's kernels on copies.
     """
-    request = {**_problem(op, shape, dtype, device, options), "kernel": kernel}
-    return _explanation(_library.call("explain", request=request))
+    elsewhere = str(device).split(":")[0] not in ("cpu", "cuda")
+    request = {**_problem(op, shape, dtype, "cpu" if elsewhere else device, options), "kernel": kernel}
+    explanation = _explanation(_library.call("explain", request=request))
+    return _portable(explanation, str(device)) if elsewhere else explanation
+
+
+def _portable(on_cpu: Explanation, device: str) -> Explanation:
+    refused = [replace(one, supported=False, reason=f"no kernels for {device}") for one in on_cpu.candidates]
+    portable = replace(refused[0], kernel="portable", supported=True, reason="", configs=(), heuristic_config="")
+    return replace(
+        on_cpu, device=device, candidates=(*refused, portable), kernel="portable", config="", tier="heuristic", parts=()
+    )
 
 
 def _explanation(fields: dict[str, Any]) -> Explanation:

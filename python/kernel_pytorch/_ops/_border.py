@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import portable
+
 # It keeps its registrations as long as it lives.
 library: Any = torch.library.Library("kernel_pytorch", "IMPL")  # type: ignore[no-untyped-call]
+portable.register(library)
 
 
 def register_shapes(overload: Any, shapes: Callable[..., Any], name: str | None) -> None:

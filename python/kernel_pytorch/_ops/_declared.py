@@ -29,41 +29,53 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
+def name_of(dtype: torch.dtype) -> Any:
+    """The core's name of a type. One that it does not name is its own: the op refuses it, with a better message."""
+    return _NAMES.get(dtype, dtype)
+
+
+def described(op: str, args: Sequence[Any]) -> tuple[dict[str, Any], list[Output]]:
+    """Arguments by name (types as the core names them), and the outputs of the call."""
+    arguments = declared()[op]["arguments"]
+    values = {argument["name"]: value for argument, value in zip(arguments, args)}
+    for argument in arguments:
+        if argument["kind"] == "type" and values.get(argument["name"]) is not None:
+            values[argument["name"]] = name_of(values[argument["name"]])
+    return values, outputs_of(op, values, lambda tensor: name_of(tensor.dtype))
+
+
 def shapes_of(op: str) -> Callable[..., Any]:
     """(arguments of the schema) -> empty tensors like the outputs, also for sizes that a compiler does not know."""
-    declaration = declared()[op]
-    names = [argument["name"] for argument in declaration["arguments"]]
-    types = [argument["name"] for argument in declaration["arguments"] if argument["kind"] == "type"]
-    fields = declaration["outputs"]
 
     def shapes(*args: Any) -> Any:
-        values = dict(zip(names, args))
-        for name in types:
-            values[name] = None if values.get(name) is None else _NAMES.get(values[name], values[name])
-        outputs = outputs_of(op, values, lambda tensor: _NAMES.get(tensor.dtype, tensor.dtype))
-        on = values.get(declaration.get("leading"))
-        if on is None:  # whatever tensor there is says where
-            tensors = (
-                one for value in values.values() for one in (value if isinstance(value, list | tuple) else [value])
-            )
-            on = next(one for one in tensors if isinstance(one, Tensor))
-        made = tuple(_empty(field, output, on, values) for field, output in zip(fields, outputs))
-        return None if not made else made[0] if len(made) == 1 else made
+        values, outputs = described(op, args)
+        made = empties(op, values, outputs)
+        return None if not made else made[0] if len(made) == 1 else tuple(made)
 
     return shapes
+
+
+def empties(op: str, values: dict[str, Any], outputs: Sequence[Output]) -> list[Tensor]:
+    """A tensor like each of these outputs, which may be some of the op's."""
+    declaration = declared()[op]
+    on = values.get(declaration.get("leading"))
+    if on is None:  # whatever tensor there is says where
+        tensors = (one for value in values.values() for one in (value if isinstance(value, list | tuple) else [value]))
+        on = next(one for one in tensors if isinstance(one, Tensor))
+    fields = {field["name"]: field for field in declaration["outputs"]}
+    return [_empty(fields[output.name], output, on, values) for output in outputs]
 
 
 def _empty(field: dict[str, Any], output: Output, on: Tensor, values: dict[str, Any]) -> Tensor:
     """A tensor like the output; one without elements where there is none, as the adapter returns it."""
     if output.shape is None:
         has_own_type = output.dtype is not None and ("dtype" in field or "statistic" in field)
-        return on.new_empty((0,), dtype=_torch_dtype(output.dtype) if has_own_type else on.dtype)
-    made = on.new_empty(output.shape, dtype=_torch_dtype(output.dtype))
+        return on.new_empty((0,), dtype=torch_dtype(output.dtype) if has_own_type else on.dtype)
+    made = on.new_empty(output.shape, dtype=torch_dtype(output.dtype))
     return made if "order_of" not in field or output.is_last else _reordered(made, values[field["order_of"]])
 
 
-def _torch_dtype(name: Any) -> torch.dtype:
-    """A type that the core does not name is its own: the op refuses it, with a better message."""
+def torch_dtype(name: Any) -> torch.dtype:
     return name if isinstance(name, torch.dtype) else _DTYPES[name]
 
 
