@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from .. import _library
-from .._rehearsal import CPU, CUDA, Device, arguments_of, workspace_bytes
+from ..utils.rehearsal import CPU, CUDA, Device, arguments_of, workspace_bytes
 from . import _registration
 
 NAME = "workspace"

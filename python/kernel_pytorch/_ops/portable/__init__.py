@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ... import _torch as _torch  # loads the library
 from ..._library import KernelPyTorchError
-from ..._rehearsal import CPU, workspace_bytes
 from ..._shape_rules import Output, declared
+from ...utils.rehearsal import CPU, workspace_bytes
 from .._declared import described, empties, name_of, torch_dtype
 from .host import run_on_host
 from .numbers import NoFormula as NoFormula

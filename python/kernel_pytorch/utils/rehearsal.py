@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from . import _library
+from .. import _library
 
 _TYPES = ("fp32", "fp64", "bf16", "fp16", "e4m3", "e5m2", "int8", "int32", "int64", "bool")  # by their kp_dtype
 _TENSOR, _TENSORS, _NUMBER, _INTEGER, _FLAG, _TEXT = range(6)  # kp_kind
