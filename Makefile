@@ -6,7 +6,7 @@ BUILD := build
 # torch's oneDNN dies on some virtual machines that show AMX (see docs/setup.md); tests do not depend on it.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: help build run test test-cpp test-python test-isa test-docs fuzz zoo bench format lint site wheel asan tsan clean setup setup-ci
+.PHONY: help arm64 build run test test-cpp test-python test-isa test-docs fuzz zoo bench compiled format lint site wheel asan tsan clean setup setup-ci
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -34,10 +34,12 @@ test-python: build
 	@OMP_WAIT_POLICY=passive PYTHONPATH=python $(PYTHON) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
 
 # The Python tests as on a machine without AVX-512. Left out is what does not compute by our CPU kernels, or repeats with
-# them what other files test: torch.compile's tracing, several processes, other libraries' models, training until it
-# converges, benchmarks, pages, the course, and what needs a GPU.
-ISA_LEFT_OUT := *_compile.py *_compat.py *_provider.py *_distributed.py *_parallel.py *_huggingface.py *_convergence.py \
-  *_benchmarks.py *_browser.py *_learn.py *_report.py *_cuda.py
+# them what other files test: torch.compile's tracing, whole models and what optimize does to them, several processes,
+# training until it converges, memory, benchmarks, pages, the course, declarations, and what needs a GPU.
+ISA_LEFT_OUT := *_compile.py *_compile_backend*.py *_compat.py *_provider.py *_distributed.py *_parallel*.py *_huggingface.py \
+  *_convergence.py *_benchmark*.py *_browser.py *_learn.py *_report.py *_cuda.py *_optimize*.py *_demos.py *_examples*.py \
+  *_step_*.py *_pygraph.py *_offload.py *_overlap.py *_release.py *_sharded.py *_memory*.py *_hardware.py *_tuning.py \
+  *_serving.py *_backend*.py *_modules.py *_declare*.py *_border.py *_errors.py *_formulas.py *_framework.py *_api.py
 test-isa: build  ## the Python tests on the CPU level of AVX2
 	@KERNEL_PYTORCH_CPU_ISA=v3 OMP_WAIT_POLICY=passive PYTHONPATH=python $(PYTHON) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
 	  $(foreach pattern,$(ISA_LEFT_OUT),--ignore-glob='$(pattern)') tests/python
@@ -64,6 +66,9 @@ format: setup-ci  ## format the C++ and the Python
 lint: build setup-ci  ## layers, headers, formatting, types
 	@tools/lint $(BUILD)
 
+compiled: build setup-ci  ## list what CUDA kernels compile without flaws, so that the gate need not compile them again
+	@tools/compile_kernels $(BUILD) --record
+
 site: build setup-ci  ## the documents and the docstrings as HTML in build/site
 	@$(PYTHON) tools/site.py $(BUILD)/site --strict
 
@@ -75,6 +80,9 @@ asan: setup  ## C++ tests under AddressSanitizer and UBSan
 
 tsan: setup  ## C++ tests under ThreadSanitizer
 	@tools/sanitize thread build-tsan
+
+arm64:  ## the core and its C++ tests cross-compiled for arm64 and run under qemu, on a sample of shapes
+	@tools/setup --arm64 && tools/test_arm64 build-arm64
 
 clean:  ## remove what was built (.venv stays)
 	@rm -rf build build-asan build-tsan build-wheel dist

@@ -51,6 +51,37 @@ def chunks_in_torch(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, si
     return output.permute(1, 0, 3, 2, 4).flatten(1, 2)
 
 
+def delta_chunks_in_torch(query: Tensor, key: Tensor, value: Tensor, gate: Tensor, beta: Tensor) -> Tensor:
+    """The gated delta rule, by a triangular system of each chunk; tokens are a multiple of its size."""
+    size, columns = 64, query.shape[-1]
+
+    def cut(x: Tensor) -> Tensor:
+        return x.unflatten(1, (-1, size)).transpose(2, 3).transpose(0, 1).contiguous()  # [chunks, batch, heads, size]
+
+    q, k, v = (cut(x) for x in (query * columns**-0.5, key, value))
+    sums, b = cut(gate).cumsum(-1), cut(beta)[..., None]
+    place = torch.arange(size)
+    within = (sums[..., :, None] - sums[..., None, :]).masked_fill(place[:, None] < place, float("-inf")).exp()
+    into, out_of, kept = (
+        sums.exp()[..., None],
+        (sums[..., -1:] - sums).exp()[..., None],
+        sums[..., -1, None, None].exp(),
+    )
+    system = (b * (k @ k.mT) * within).tril(-1).float() + torch.eye(size)
+    both = torch.cat([v * b, k * b * into], -1).float()
+    solved = torch.linalg.solve_triangular(system, both, upper=False, unitriangular=True)
+    u, w = solved.split([v.shape[-1], columns], -1)
+    inner = (q @ k.mT * within).to(q.dtype)
+    reads, writes, w = (q * into).to(q.dtype), (k * out_of).to(q.dtype), w.to(q.dtype)
+    state, outputs = torch.zeros_like(k[0].mT @ v[0], dtype=torch.float32), []
+    for i in range(len(q)):
+        low = state.to(q.dtype)
+        values = (u[i] - w[i] @ low).to(q.dtype)
+        outputs.append(reads[i] @ low + inner[i] @ values)
+        state = state * kept[i] + writes[i].mT @ values
+    return torch.stack(outputs).permute(1, 0, 3, 2, 4).flatten(1, 2)
+
+
 def with_gradients(forward: Callable[..., Tensor], leaves: list[Tensor]) -> Way:
     upstream = torch.randn_like(leaves[2])
 
@@ -112,6 +143,25 @@ def gated_cases(device: str, dtype: torch.dtype) -> dict[str, dict[str, Way]]:
         f"gate of a token {title} forward+backward": {"ours": with_gradients(one, [q, k, v])},
         f"GLA {title} forward": gated,
         f"GLA {title} forward+backward": {"ours": with_gradients(each, [q, k, v])},
+    }
+
+
+def delta_cases(device: str, dtype: torch.dtype) -> dict[str, dict[str, Way]]:
+    batch, tokens, heads, columns = (1, 8192, 32, 128) if device == "cuda" else (1, 2048, 8, 128)
+    q, k, v = tensors((batch, tokens, heads, columns), device, dtype)
+    k = torch.nn.functional.normalize(k.float(), dim=-1).to(dtype)
+    gate, beta = -0.1 * torch.rand(batch, tokens, heads, device=device), torch.rand(batch, tokens, heads, device=device)
+    title = f"{str(dtype).removeprefix('torch.')} B{batch} T{tokens} H{heads} D{columns}"
+    ways: dict[str, Callable[[], Tensor]] = {"ours": lambda: F.delta_rule(q, k, v, beta, gate=gate)}
+    if device == "cpu":
+        ways["torch by chunks"] = lambda: delta_chunks_in_torch(q, k, v, gate.to(dtype), beta.to(dtype))
+    channels = torch.nn.functional.logsigmoid(torch.randn_like(q).float()).div(16).to(dtype)
+    return {
+        f"gated delta rule {title} forward": dict(ways),
+        f"gated delta rule {title} forward+backward": {
+            way: with_gradients(call, [q, k, v]) for way, call in ways.items()
+        },
+        f"KDA {title} forward": {"ours": lambda: F.delta_rule(q, k, v, beta, gate=channels)},
     }
 
 
@@ -177,11 +227,13 @@ def main() -> int:
             lambda: lightning_cases("cuda", torch.bfloat16, [(16, 2048, 32, 128)]),
             lambda: decode_cases("cuda", torch.bfloat16),
             lambda: gated_cases("cuda", torch.bfloat16),
+            lambda: delta_cases("cuda", torch.bfloat16),
         ]
     else:
         makers = [
             *(lambda d=d: lightning_cases("cpu", d, [(1, 2048, 8, 128)]) for d in (torch.float32, torch.bfloat16)),
             *(lambda d=d: gated_cases("cpu", d) for d in (torch.float32, torch.bfloat16)),
+            *(lambda d=d: delta_cases("cpu", d) for d in (torch.float32, torch.bfloat16)),
             lambda: decode_cases("cpu", torch.float32),
         ]
     wanted = [text for text in options.only.split(",") if text]

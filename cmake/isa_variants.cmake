@@ -1,18 +1,24 @@
 # Builds every *_isa.cpp once per instruction level. The level's name arrives as KP_ISA and becomes a namespace
 # (cpu/isa.h), so that no symbol is shared between levels; tests/isa_symbols checks it on the objects.
 # *_probes_isa.cpp are tests' own: built the same way, linked into the tests only (KP_ISA_PROBE_OBJECTS).
-# A file that holds for fewer levels says so in a line of its own: "// kp-isa: v4amx".
+# A file that holds for other levels says so in a line of its own: "// kp-isa: v4amx". Levels of another architecture than
+# the target's are left out.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
-  set(KP_DEFAULT_ISAS neon)
+  set(KP_ISAS neon neonbf16 sve256)
+  set(KP_DEFAULT_ISAS neon sve256)
 else()
+  set(KP_ISAS v2 v3 v4 v4vnni v4bf16 v4amx)
   set(KP_DEFAULT_ISAS v2 v3 v4)
 endif()
 set(KP_FLAGS_v2 -march=x86-64-v2)
 set(KP_FLAGS_v3 -march=x86-64-v3)
 set(KP_FLAGS_v4 -march=x86-64-v4 -mprefer-vector-width=512)
+set(KP_FLAGS_v4vnni -march=x86-64-v4 -mprefer-vector-width=512 -mavx512vnni)
 set(KP_FLAGS_v4bf16 -march=x86-64-v4 -mprefer-vector-width=512 -mavx512bf16)
 set(KP_FLAGS_v4amx -march=x86-64-v4 -mprefer-vector-width=512 -mavx512bf16 -mamx-tile -mamx-bf16 -mamx-int8)
-set(KP_FLAGS_neon)
+set(KP_FLAGS_neon -march=armv8-a)
+set(KP_FLAGS_neonbf16 -march=armv8.2-a+bf16)
+set(KP_FLAGS_sve256 -march=armv8.2-a+sve+bf16 -msve-vector-bits=256)
 set(KP_UNSANITIZED_ISAS "" CACHE STRING "Levels that the run under a sanitizer does not reach: their kernels are built without it")
 
 file(GLOB_RECURSE cpu_kernel_sources CONFIGURE_DEPENDS kernel_pytorch/*_isa.cpp)
@@ -49,7 +55,7 @@ function(kp_add_isa_variant target isa)
   kp_compile_together(${target})
 endfunction()
 
-foreach(isa v2 v3 v4 v4bf16 v4amx neon)
+foreach(isa IN LISTS KP_ISAS)
   if(kernels_isa_${isa}_sources)
     kp_add_isa_variant(kernels_isa_${isa} ${isa})
     list(APPEND KP_ISA_OBJECTS $<TARGET_OBJECTS:kernels_isa_${isa}>)

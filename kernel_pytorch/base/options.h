@@ -14,7 +14,7 @@ struct Options {
   std::string
       cache_directory;    // KERNEL_PYTORCH_CACHE_DIR, else $XDG_CACHE_HOME/kernel_pytorch, else ~/.cache/kernel_pytorch
   std::string log_level;  // KERNEL_PYTORCH_LOG: error, warning, info, debug
-  std::string cpu_isa;    // KERNEL_PYTORCH_CPU_ISA: cap: v2, v3, v4, v4bf16, v4amx; empty: the best there is
+  std::string cpu_isa;    // KERNEL_PYTORCH_CPU_ISA: highest level used ("v3", "neon"); empty: the best there is
   std::string nvrtc_library;      // KERNEL_PYTORCH_NVRTC: path of libnvrtc to use; empty: search
   std::string bundle_directory;   // KERNEL_PYTORCH_BUNDLE: cubins written by `kpt compile`
   int64_t cubin_cache_megabytes;  // KERNEL_PYTORCH_CUBIN_CACHE_MB: 0 turns the cubin cache off

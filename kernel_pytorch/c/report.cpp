@@ -2,6 +2,9 @@
 
 #include <cmath>
 #include <string_view>
+#include <vector>
+
+#include "kernel_pytorch/device/cpu/topology.h"
 
 namespace kernel_pytorch::c_interface {
 namespace {
@@ -11,13 +14,26 @@ std::string text(std::string_view view) {
 }
 
 Json report_cpu(const CpuInfo& cpu) {
+  const cpu_device::Topology& machine = cpu_device::topology();
+  std::vector<size_t> nodes;  // CPUs of each
+  for (const std::vector<int>& cpus : machine.nodes) nodes.push_back(cpus.size());
   return {{"isa", text(name_of(cpu.isa))},
           {"machine_isa", text(name_of(cpu.machine_isa))},
           {"cores", cpu.cores},
           {"l1_data_bytes", cpu.l1_data_bytes},
           {"l2_bytes", cpu.l2_bytes},
           {"l3_bytes", cpu.l3_bytes},
-          {"amx_palette_missing", cpu.amx_palette_missing}};
+          {"amx_palette_missing", cpu.amx_palette_missing},
+          {"logical_cpus", machine.cpus},
+          {"physical_cores", machine.cores},
+          {"slow_cores", machine.slow_cores},
+          {"threads_per_core", machine.threads_per_core},
+          {"sockets", machine.sockets},
+          {"numa_node_cpus", nodes},
+          {"quota_cpus", machine.quota},
+          {"quota_file", machine.quota_file},
+          {"memory_limit_bytes", machine.memory_limit},
+          {"memory_limit_file", machine.memory_file}};
 }
 
 Json report_cuda(const CudaInfo& cuda) {

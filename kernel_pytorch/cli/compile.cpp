@@ -8,6 +8,7 @@
 #include "kernel_pytorch/cli/files.h"
 #include "kernel_pytorch/cli/format.h"
 #include "kernel_pytorch/cli/json_output.h"
+#include "kernel_pytorch/cli/known_kernels.h"
 #include "kernel_pytorch/cli/problem_arguments.h"
 #include "kernel_pytorch/cli/terminal.h"
 #include "kernel_pytorch/jit/jit.h"
@@ -20,6 +21,8 @@ struct CompileArguments {
   std::string architecture;
   std::string output;
   std::string source, entry;
+  std::string known, again;
+  bool record = false;
   bool every_op = false;
   bool sample = false;
   bool strict = false;
@@ -42,22 +45,33 @@ std::vector<DeviceCode> first_of_each_source(const std::vector<DeviceCode>& code
   return first;
 }
 
-std::vector<jit::CompiledKernel> compile_with_progress(const CompileArguments& arguments) {
-  std::vector<DeviceCode> codes = c_interface::device_code_of(named_operations(arguments.op));
-  if (arguments.sample) codes = first_of_each_source(codes);
-  ProgressLine line;
-  compile_progress = &line;
-  auto compiled = jit::write_bundle(codes, arguments.architecture, arguments.output, &show_progress);
-  compile_progress = nullptr;
-  return compiled;
-}
-
 bool is_flawed(const jit::CompiledKernel& kernel) {
   return kernel.spill_bytes > 0 || !kernel.warnings.empty();
 }
 
+std::vector<jit::CompiledKernel> compile_with_progress(const CompileArguments& arguments) {
+  std::vector<DeviceCode> codes = c_interface::device_code_of(named_operations(arguments.op));
+  if (arguments.sample) codes = first_of_each_source(codes);
+  KnownKernels known(arguments.known, arguments.again);
+  codes = known.left_of(codes, arguments.architecture);
+  const auto runs_there = [&](const DeviceCode& code) { return jit::can_run(code, arguments.architecture); };
+  const bool nothing_is_left = known.skipped() > 0 && std::none_of(codes.begin(), codes.end(), runs_there);
+  if (known.skipped() > 0 && !arguments.json) {
+    print("{} kernels are known from {}\n", known.skipped(), arguments.known);
+  }
+  ProgressLine line;
+  compile_progress = &line;
+  std::vector<jit::CompiledKernel> compiled;
+  if (!nothing_is_left) compiled = jit::write_bundle(codes, arguments.architecture, arguments.output, &show_progress);
+  compile_progress = nullptr;
+  if (arguments.record && std::none_of(compiled.begin(), compiled.end(), is_flawed)) {
+    known.record(compiled, arguments.every_op && !arguments.sample);
+  }
+  return compiled;
+}
+
 bool has_failed(const CompileArguments& arguments, const std::vector<jit::CompiledKernel>& compiled) {
-  return compiled.empty() || (arguments.strict && std::any_of(compiled.begin(), compiled.end(), is_flawed));
+  return arguments.strict && std::any_of(compiled.begin(), compiled.end(), is_flawed);
 }
 
 void print_compiled(const CompileArguments& arguments, const std::vector<jit::CompiledKernel>& compiled) {
@@ -105,6 +119,9 @@ int compile(const CompileArguments& arguments) {
   if (arguments.op.empty() && !arguments.every_op && arguments.source.empty()) {
     throw UsageError("compile: name an op, or say --all");
   }
+  if (arguments.known.empty() && (arguments.record || !arguments.again.empty())) {
+    throw UsageError("compile: --record and --again need --known FILE");
+  }
   if (!arguments.op.empty() && arguments.every_op) throw UsageError("compile: an op or --all, not both");
   const auto compiled = arguments.source.empty() ? compile_with_progress(arguments) : compile_source(arguments);
   if (arguments.json) {
@@ -130,6 +147,9 @@ void add_compile(Command root) {
       .flag("--sample", arguments->sample, "one kernel of each source file, instead of every one")
       .flag("--strict", arguments->strict,
             "fail when a kernel spills registers or the compiler warns (serialised wgmma)")
+      .text("--known", arguments->known, "leave out the kernels whose keys this file lists: they have compiled before")
+      .text("--again", arguments->again, "of those the kernels of one part all the same, as 3/16")
+      .flag("--record", arguments->record, "add the keys of what has compiled to --known's file, when none has a flaw")
       .flag("--json", arguments->json, "as JSON")
       .runs([arguments] { return compile(*arguments); });
 }

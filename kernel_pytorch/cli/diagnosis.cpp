@@ -9,6 +9,7 @@
 #include "kernel_pytorch/cli/format.h"
 #include "kernel_pytorch/cli/python/python_program.h"
 #include "kernel_pytorch/cli/terminal.h"
+#include "kernel_pytorch/device/cpu/topology.h"
 #include "kernel_pytorch/device/device_info.h"
 #include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/tuning/store.h"
@@ -19,14 +20,40 @@ namespace {
 constexpr std::string_view kOneDnnVariable = "ONEDNN_MAX_CPU_ISA";
 constexpr std::string_view kOneDnnCure = "AVX512_CORE_BF16";
 
+std::string counted(int64_t count, std::string_view what) {
+  return format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
+// The affinity mask, cores, sockets and limits, and what the pool makes of them.
+void look_at_threads(std::vector<Finding>& findings) {
+  const cpu_device::Topology& machine = cpu_device::topology();
+  std::string text = format("{} by default: ", counted(machine.threads(), "thread"));
+  text += machine.threads_per_core > 1 ? format("{} on {} (SMT on, {} threads per core)", counted(machine.cpus, "CPU"),
+                                                counted(machine.cores, "core"), machine.threads_per_core)
+                                       : format("{} (SMT off)", counted(machine.cores, "core"));
+  if (machine.slow_cores > 0)
+    text += format(", {} of them slow (hybrid: tasks go to whoever is free)", machine.slow_cores);
+  text += format(", {}, {}", counted(machine.sockets, "socket"),
+                 counted(std::max<int64_t>(1, static_cast<int64_t>(machine.nodes.size())), "NUMA node"));
+  text +=
+      machine.quota > 0 ? format("; quota of {:.3g} CPUs ({})", machine.quota, machine.quota_file) : "; no CPU quota";
+  if (machine.memory_limit > 0)
+    text += format("; memory limit {} ({})", bytes_text(machine.memory_limit), machine.memory_file);
+  findings.push_back({"CPU", Health::kGood, text, ""});
+  if (options().threads > machine.threads()) {
+    findings.push_back(
+        {"CPU", Health::kNote,
+         format("KERNEL_PYTORCH_THREADS={} asks for more threads than there are cores or quota for", options().threads),
+         ""});
+  }
+}
+
 void look_at_cpu(std::vector<Finding>& findings) {
   const DeviceInfo& device = device_info(Device{});
   const CpuInfo& cpu = device.cpu;
   const bool is_capped = cpu.isa != cpu.machine_isa;
-  findings.push_back({"CPU", Health::kGood,
-                      format("{}, {} core{}, memory {}", device.name, cpu.cores, cpu.cores == 1 ? "" : "s",
-                             bytes_text(device.memory_bytes)),
-                      ""});
+  findings.push_back({"CPU", Health::kGood, format("{}, memory {}", device.name, bytes_text(device.memory_bytes)), ""});
+  look_at_threads(findings);
   findings.push_back({"CPU", is_capped ? Health::kNote : Health::kGood,
                       format("instructions {}{}; caches L1d {}, L2 {}, L3 {}", name_of(cpu.isa),
                              is_capped ? format(" (the machine has {})", name_of(cpu.machine_isa)) : "",

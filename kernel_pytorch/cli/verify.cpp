@@ -1,5 +1,6 @@
 // kpt verify: every supported kernel and config against the reference on random data, over each op's own shapes or the
 // ones asked for. One line for each problem, a total at the end, exit code 1 when anything was wrong.
+#include <charconv>
 #include <chrono>
 
 #include "kernel_pytorch/base/error.h"
@@ -10,12 +11,14 @@
 #include "kernel_pytorch/cli/problem_arguments.h"
 #include "kernel_pytorch/cli/terminal.h"
 #include "kernel_pytorch/cli/verification.h"
+#include "kernel_pytorch/device/cuda/capability.h"
 
 namespace kernel_pytorch::cli {
 namespace {
 
 struct VerifyArguments {
   ProblemArguments problem;
+  std::string capability;  // "sm_80": as which the GPU is used
   bool json = false;
   bool quiet = false;
 };
@@ -63,8 +66,23 @@ void print_outcome(const Verification& outcome) {
   std::fflush(stdout);
 }
 
+// "sm_86" as 86. Only before a device is asked for, which is why the command does it first.
+int capability_in(const std::string& text) {
+  const std::string_view digits = std::string_view(text).substr(text.starts_with("sm_") ? 3 : 0);
+  int number = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  if (error != std::errc() || end != digits.data() + digits.size()) {
+    throw UsageError(format("verify: --as takes a compute capability as sm_80, not \"{}\"", text));
+  }
+  return number;
+}
+
 int verify(const VerifyArguments& arguments) {
   const InterruptGuard guard;
+  if (!arguments.capability.empty()) {
+    if (arguments.problem.device == "cpu") throw UsageError("verify: --as is for a GPU; say --device cuda too");
+    set_pretended_capability(capability_in(arguments.capability));
+  }
   std::vector<Verification> outcomes;
   int passed = 0, failed = 0;
   for (const NamedProblem& problem : problems_of(arguments)) {
@@ -92,7 +110,10 @@ void add_verify(Command root) {
   Command command = root.subcommand("verify", "Check every kernel and config against the reference");
   auto arguments = std::make_shared<VerifyArguments>();
   add_problem_arguments(command, arguments->problem, Need::kOptional);
-  command.flag("--quiet,-q", arguments->quiet, "only failures and the total")
+  command
+      .text("--as", arguments->capability,
+            "a compute capability, as sm_80: its kernels are chosen, within its shared memory, and compiled for it")
+      .flag("--quiet,-q", arguments->quiet, "only failures and the total")
       .flag("--json", arguments->json, "as JSON")
       .runs([arguments] { return verify(*arguments); });
 }

@@ -48,6 +48,11 @@ KP_PRIMITIVE VecU widen_bits(VecU16 v) {
   return reinterpret_cast<VecU>(_mm512_maskz_cvtepu16_epi32(kAllLanes, reinterpret_cast<__m256i>(v)));
 #elif defined(__AVX2__)
   return reinterpret_cast<VecU>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(v)));
+#elif defined(__ARM_FEATURE_SVE)
+  VecU whole;  // a NEON register is the lower half of SVE's; g++ 12 would go through memory
+  asm("" : "=w"(whole) : "0"(v));
+  const SveWords wide = svunpklo_u32(svreinterpret_u16_u32(SveWords(whole)));
+  return VecU(wide);
 #else
   return __builtin_convertvector(v, VecU);
 #endif
@@ -57,6 +62,10 @@ KP_PRIMITIVE VecU widen_bits(VecU8 v) {
   return reinterpret_cast<VecU>(_mm512_maskz_cvtepu8_epi32(kAllLanes, reinterpret_cast<__m128i>(v)));
 #elif defined(__AVX2__)
   return reinterpret_cast<VecU>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(reinterpret_cast<long long>(v))));
+#elif defined(__aarch64__) && KP_LANES == 8
+  return widen_bits(vmovl_u8(v));
+#elif defined(__aarch64__)
+  return vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(reinterpret_cast<uint32_t>(v))))));
 #else
   return __builtin_convertvector(v, VecU);
 #endif
@@ -78,6 +87,11 @@ KP_PRIMITIVE VecU8 narrow_to_8(VecU v) {
 #elif defined(__AVX2__)
   const __m128i words = reinterpret_cast<__m128i>(narrow_to_16(v));
   return reinterpret_cast<VecU8>(_mm_cvtsi128_si64(_mm_packus_epi16(words, words)));
+#elif defined(__aarch64__) && KP_LANES == 8
+  return vmovn_u16(narrow_to_16(v));
+#elif defined(__aarch64__)
+  const uint16x4_t words = narrow_to_16(v);
+  return reinterpret_cast<VecU8>(vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(words, words))), 0));
 #else
   return __builtin_convertvector(v, VecU8);
 #endif
@@ -152,6 +166,12 @@ KP_PRIMITIVE Vec float16_to_float(VecU16 v) {
   return reinterpret_cast<Vec>(_mm512_maskz_cvtph_ps(kAllLanes, reinterpret_cast<__m256i>(v)));
 #elif defined(__F16C__)
   return reinterpret_cast<Vec>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(v)));
+#elif defined(__aarch64__) && KP_LANES == 8
+  const VecU halves = widen_bits(v);
+  const SveFloat wide = svcvt_f32_f16_x(svptrue_b32(), svreinterpret_f16_u32(SveWords(halves)));
+  return Vec(wide);
+#elif defined(__aarch64__)
+  return vcvt_f32_f16(reinterpret_cast<float16x4_t>(v));
 #else
   return float16_bits_to_float(widen_bits(v));
 #endif
@@ -163,6 +183,11 @@ KP_PRIMITIVE VecU16 float_to_float16(Vec value) {
       _mm512_maskz_cvtps_ph(kAllLanes, reinterpret_cast<__m512>(value), _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__F16C__)
   return reinterpret_cast<VecU16>(_mm256_cvtps_ph(reinterpret_cast<__m256>(value), _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__) && KP_LANES == 8
+  const SveWords halves = svreinterpret_u32_f16(svcvt_f16_f32_x(svptrue_b32(), SveFloat(value)));
+  return narrow_to_16(VecU(halves) & 0xffffu);
+#elif defined(__aarch64__)
+  return reinterpret_cast<VecU16>(vcvt_f16_f32(value));
 #else
   const VecU bits = bits_of(value);
   const VecU sign = (bits >> 16) & 0x8000u;
@@ -179,7 +204,7 @@ KP_PRIMITIVE Vec float8_e4m3_to_float(VecU8 v) {
   return from_bits(select(magnitude == 0x7fu, broadcast(0x7fc00000u), finite) | ((bits & 0x80u) << 24));
 }
 KP_PRIMITIVE Vec float8_e5m2_to_float(VecU8 v) {
-#if defined(__F16C__)
+#if defined(__F16C__) || defined(__aarch64__)
   return float16_to_float(__builtin_convertvector(v, VecU16) << 8);
 #else
   return float16_bits_to_float(widen_bits(v) << 8);

@@ -10,6 +10,9 @@
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+#if defined(__ARM_FEATURE_SVE)
+#include <arm_sve.h>
+#endif
 #endif
 
 #ifndef KP_ISA
@@ -25,15 +28,22 @@ namespace kernel_pytorch::cpu {
 inline namespace KP_ISA_NAMESPACE {
 
 // Lanes of float. The count must be the machine's own: wider GNU vectors are split by the compiler, ten times slower.
+// With a fixed length of SVE's vectors g++ makes SVE instructions of GNU vectors of that length.
 #if defined(__AVX512F__)
-constexpr int kLanes = 16;
-#elif defined(__AVX2__)
-constexpr int kLanes = 8;
+#define KP_LANES 16
+#elif defined(__AVX2__) || (defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS == 256)
+#define KP_LANES 8
 #else
-constexpr int kLanes = 4;
+#define KP_LANES 4
 #endif
+constexpr int kLanes = KP_LANES;
 constexpr int kVectorBytes = kLanes * 4;
 constexpr int kDoubleLanes = kLanes / 2;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kVectorRegisters = 32;
+#else
+constexpr int kVectorRegisters = 16;
+#endif
 
 }  // namespace KP_ISA_NAMESPACE
 }  // namespace kernel_pytorch::cpu

@@ -21,6 +21,7 @@ KP_PRIMITIVE Storage load_storage(const void* address) {
 }
 
 // Masked instructions where the level has them for this width, else a copy of the bytes: tails come once per row.
+// SVE masks bytes of its whole vectors; narrow elements of its lanes are NEON's registers, and are copied.
 template <class Storage, int kElementBytes>
 KP_PRIMITIVE Storage load_storage_partial(const void* address, int64_t count) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -35,6 +36,12 @@ KP_PRIMITIVE Storage load_storage_partial(const void* address, int64_t count) {
     return reinterpret_cast<Storage>(_mm_maskz_loadu_epi8(static_cast<__mmask16>(mask), address));
   }
 #else
+#if defined(__ARM_FEATURE_SVE)
+  if constexpr (sizeof(Storage) == kVectorBytes) {
+    const SveBytes loaded = svld1_u8(svwhilelt_b8_s64(0, count * kElementBytes), static_cast<const uint8_t*>(address));
+    return reinterpret_cast<Storage>(VecBytes(loaded));
+  }
+#endif
   Storage stored = {};
   __builtin_memcpy(&stored, address, static_cast<size_t>(count) * kElementBytes);
   return stored;
@@ -60,6 +67,12 @@ KP_PRIMITIVE void store_storage_partial(void* address, Storage stored, int64_t c
     _mm_mask_storeu_epi8(address, static_cast<__mmask16>(mask), reinterpret_cast<__m128i>(stored));
   }
 #else
+#if defined(__ARM_FEATURE_SVE)
+  if constexpr (sizeof(Storage) == kVectorBytes) {
+    const SveBytes bytes = SveBytes(reinterpret_cast<VecBytes>(stored));
+    return svst1_u8(svwhilelt_b8_s64(0, count * kElementBytes), static_cast<uint8_t*>(address), bytes);
+  }
+#endif
   __builtin_memcpy(address, &stored, static_cast<size_t>(count) * kElementBytes);
 #endif
 }
@@ -131,6 +144,8 @@ KP_PRIMITIVE VecU16x2 float_to_bfloat16_pair(Vec low, Vec high) {
   const __m256i by_128_bits = _mm256_packus_epi32(_mm256_srli_epi32(reinterpret_cast<__m256i>(first), 16),
                                                   _mm256_srli_epi32(reinterpret_cast<__m256i>(second), 16));
   return reinterpret_cast<VecU16x2>(_mm256_permute4x64_epi64(by_128_bits, 0xd8));
+#elif KP_LANES == 8
+  return __builtin_shufflevector(first, second, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 #else
   return __builtin_shufflevector(first, second, 1, 3, 5, 7, 9, 11, 13, 15);
 #endif
@@ -204,15 +219,28 @@ KP_PRIMITIVE int64_t elements_to_alignment(const T* address, int64_t alignment_b
 // Float lanes as two vectors of double, and back, for sums in double.
 typedef float VecHalf __attribute__((vector_size(kVectorBytes / 2)));
 KP_PRIMITIVE Pair<VecD> to_double(Vec v) {
+#if defined(__ARM_FEATURE_SVE)
+  const svuint32_t bits = svreinterpret_u32_f32(SveFloat(v));
+  const SveDouble low = svcvt_f64_f32_x(svptrue_b64(), svreinterpret_f32_u64(svunpklo_u64(bits)));
+  const SveDouble high = svcvt_f64_f32_x(svptrue_b64(), svreinterpret_f32_u64(svunpkhi_u64(bits)));
+  return {VecD(low), VecD(high)};
+#else
   VecHalf halves[2];
   __builtin_memcpy(halves, &v, sizeof(v));
   return {__builtin_convertvector(halves[0], VecD), __builtin_convertvector(halves[1], VecD)};
+#endif
 }
 KP_PRIMITIVE Vec to_float(Pair<VecD> pair) {
+#if defined(__ARM_FEATURE_SVE)
+  const SveFloat even = svuzp1_f32(svcvt_f32_f64_x(svptrue_b64(), SveDouble(pair.low)),
+                                   svcvt_f32_f64_x(svptrue_b64(), SveDouble(pair.high)));
+  return Vec(even);
+#else
   const VecHalf halves[2] = {__builtin_convertvector(pair.low, VecHalf), __builtin_convertvector(pair.high, VecHalf)};
   Vec v;
   __builtin_memcpy(&v, halves, sizeof(v));
   return v;
+#endif
 }
 
 }  // namespace KP_ISA_NAMESPACE

@@ -63,6 +63,7 @@ namespace isa_v2 { PrimitiveProbes primitive_probes(); }
 namespace isa_v3 { PrimitiveProbes primitive_probes(); }
 namespace isa_v4 { PrimitiveProbes primitive_probes(); }
 namespace isa_neon { PrimitiveProbes primitive_probes(); }
+namespace isa_sve256 { PrimitiveProbes primitive_probes(); }
 // clang-format on
 
 }  // namespace kernel_pytorch::cpu_probes

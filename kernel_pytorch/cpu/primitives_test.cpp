@@ -18,15 +18,16 @@
 namespace kernel_pytorch::cpu_probes {
 
 std::vector<Level> levels_of_this_machine() {
-#if defined(__aarch64__)
-  return {{"neon", isa_neon::primitive_probes()}};
-#else
   const CpuIsa machine = device_info(Device{}).cpu.machine_isa;
+#if defined(__aarch64__)
+  std::vector<Level> levels = {{"neon", isa_neon::primitive_probes()}};
+  if (machine >= CpuIsa::kSve256) levels.push_back({"sve256", isa_sve256::primitive_probes()});
+#else
   std::vector<Level> levels = {{"v2", isa_v2::primitive_probes()}};
   if (machine >= CpuIsa::kX86V3) levels.push_back({"v3", isa_v3::primitive_probes()});
   if (machine >= CpuIsa::kX86V4) levels.push_back({"v4", isa_v4::primitive_probes()});
-  return levels;
 #endif
+  return levels;
 }
 
 namespace {

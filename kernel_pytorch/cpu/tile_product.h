@@ -11,7 +11,7 @@ inline namespace KP_ISA_NAMESPACE {
 // Six rows of four vectors are 24 sums: with four of B and a broadcast 29 of 32 registers, and the fewest loads per
 // FMA. With 16 registers, six rows of two vectors take 15.
 constexpr int kTileRows = 6;
-constexpr int kTileVectors = kLanes == 16 ? 4 : 2;
+constexpr int kTileVectors = kVectorRegisters == 32 ? 4 : 2;
 constexpr int kTileColumns = kTileVectors * kLanes;
 
 // Steps of a long sum over k that are summed by themselves and then added: errors grow with the root of these and not
@@ -81,6 +81,13 @@ template <int kVectors>
       const Vec factor = broadcast(i < 3 ? rows[i * stride] : late_rows[(i - 3) * stride]);
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j) sums[i][j] += factor * values[j];
+#if defined(__aarch64__)
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) {
+        load_after(sums[i][j], rows);
+        load_after(sums[i][j], late_rows);
+      }
+#endif
     }
     rows += a.step_stride;
     late_rows += a.step_stride;
@@ -96,10 +103,10 @@ KP_PRIMITIVE void multiply_tile(int vectors, const ProductA& a, const ProductB& 
 }
 
 // Lane i of the first half and lane i of the second, in turn: 0 n 1 n+1 ... of the lower lanes, then of the upper.
-#if defined(__AVX512F__)
+#if KP_LANES == 16
 #define KP_INTERLEAVE_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define KP_INTERLEAVE_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#elif defined(__AVX2__)
+#elif KP_LANES == 8
 #define KP_INTERLEAVE_LOW 0, 8, 1, 9, 2, 10, 3, 11
 #define KP_INTERLEAVE_HIGH 4, 12, 5, 13, 6, 14, 7, 15
 #else

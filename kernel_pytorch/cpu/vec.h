@@ -20,6 +20,15 @@ typedef uint64_t VecU64 __attribute__((vector_size(kVectorBytes)));
 typedef uint16_t VecU16 __attribute__((vector_size(kLanes * 2)));
 typedef uint8_t VecU8 __attribute__((vector_size(kLanes)));
 
+#if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS == 256
+// What SVE's intrinsics take: the same registers.
+typedef svfloat32_t SveFloat __attribute__((arm_sve_vector_bits(256)));
+typedef svfloat64_t SveDouble __attribute__((arm_sve_vector_bits(256)));
+typedef svuint32_t SveWords __attribute__((arm_sve_vector_bits(256)));
+typedef svuint8_t SveBytes __attribute__((arm_sve_vector_bits(256)));
+typedef uint8_t VecBytes __attribute__((vector_size(32)));
+#endif
+
 // Element type -> the vector its arithmetic runs in, and how many elements that is.
 template <class T>
 struct VecOfElement {
@@ -88,11 +97,22 @@ KP_PRIMITIVE Vec fma_once(Vec a, Vec b, Vec c) {
 #elif defined(__FMA__)
   return reinterpret_cast<Vec>(
       _mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
+#elif defined(__aarch64__)
+  return a * b + c;  // kernels are compiled with contraction
 #else
   for (int i = 0; i < kLanes; ++i) a[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return a;
 #endif
 }
+
+#if defined(__aarch64__)
+// What is loaded through `address` from here on is loaded after `value` is there: for tiles of sums that fill the
+// registers, where g++ would load all factors first and spill sums for them. No instruction.
+template <class V, class T>
+KP_PRIMITIVE void load_after(V& value, const T*& address) {
+  asm("" : "+w"(value), "+r"(address));
+}
+#endif
 
 // Lane by lane `mask ? a : b`, the mask being a comparison's result.
 KP_PRIMITIVE Vec select(VecI mask, Vec a, Vec b) {
@@ -145,9 +165,11 @@ KP_PRIMITIVE Vec sqrt(Vec v) {
   return reinterpret_cast<Vec>(_mm256_sqrt_ps(reinterpret_cast<__m256>(v)));
 #elif defined(__x86_64__)
   return reinterpret_cast<Vec>(_mm_sqrt_ps(reinterpret_cast<__m128>(v)));
+#elif KP_LANES == 8
+  const SveFloat root = svsqrt_f32_x(svptrue_b32(), SveFloat(v));
+  return Vec(root);
 #else
-  for (int i = 0; i < kLanes; ++i) v[i] = __builtin_sqrtf(v[i]);
-  return v;
+  return vsqrtq_f32(v);
 #endif
 }
 KP_PRIMITIVE VecD sqrt(VecD v) {
@@ -157,9 +179,11 @@ KP_PRIMITIVE VecD sqrt(VecD v) {
   return reinterpret_cast<VecD>(_mm256_sqrt_pd(reinterpret_cast<__m256d>(v)));
 #elif defined(__x86_64__)
   return reinterpret_cast<VecD>(_mm_sqrt_pd(reinterpret_cast<__m128d>(v)));
+#elif KP_LANES == 8
+  const SveDouble root = svsqrt_f64_x(svptrue_b64(), SveDouble(v));
+  return VecD(root);
 #else
-  for (int i = 0; i < kDoubleLanes; ++i) v[i] = __builtin_sqrt(v[i]);
-  return v;
+  return vsqrtq_f64(v);
 #endif
 }
 
@@ -169,7 +193,7 @@ typedef float Vec8 __attribute__((vector_size(32)));
 typedef double VecD4 __attribute__((vector_size(32)));
 
 // Folds upper half onto lower half until one lane is left: a fixed order, so the same lanes give the same bits.
-#if defined(__AVX512F__)
+#if KP_LANES == 16
 #define KP_FOLD_TO_4(v, OP)                                                       \
   const Vec8 low8 = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);        \
   const Vec8 high8 = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15); \
@@ -184,7 +208,7 @@ typedef double VecD4 __attribute__((vector_size(32)));
   const VecD2 low2 = __builtin_shufflevector(folded4, folded4, 0, 1);  \
   const VecD2 high2 = __builtin_shufflevector(folded4, folded4, 2, 3); \
   const VecD2 folded2 = OP(low2, high2)
-#elif defined(__AVX2__)
+#elif KP_LANES == 8
 #define KP_FOLD_TO_4(v, OP)                                     \
   const Vec4 low4 = __builtin_shufflevector(v, v, 0, 1, 2, 3);  \
   const Vec4 high4 = __builtin_shufflevector(v, v, 4, 5, 6, 7); \

@@ -35,14 +35,13 @@ KP_PRIMITIVE WideProduct multiply_wide(VecU v, uint32_t factor) {
   const __m128i even = _mm_mul_epu32(lanes, by), odd = _mm_mul_epu32(_mm_srli_epi64(lanes, 32), by);
   return {reinterpret_cast<VecU>(_mm_blend_epi16(even, _mm_shuffle_epi32(odd, 0xa0), 0xcc)),
           reinterpret_cast<VecU>(_mm_blend_epi16(odd, _mm_shuffle_epi32(even, 0xf5), 0x33))};
-#else
-  WideProduct product{};
-  for (int i = 0; i < kLanes; ++i) {
-    const uint64_t wide = uint64_t{factor} * v[i];
-    product.low[i] = static_cast<uint32_t>(wide);
-    product.high[i] = static_cast<uint32_t>(wide >> 32);
-  }
-  return product;
+#elif defined(__ARM_FEATURE_SVE)
+  const SveWords high = svmulh_n_u32_x(svptrue_b32(), SveWords(v), factor);
+  return {v * factor, VecU(high)};
+#elif defined(__aarch64__)
+  const uint32x4_t even = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(v), factor));
+  const uint32x4_t odd = vreinterpretq_u32_u64(vmull_high_n_u32(v, factor));
+  return {vuzp1q_u32(even, odd), vuzp2q_u32(even, odd)};
 #endif
 }
 
@@ -68,13 +67,10 @@ KP_PRIMITIVE void store_interleaved(uint32_t* to, VecU a, VecU b, VecU c, VecU d
       __builtin_memcpy(to + 16 * part + 4 * row, reinterpret_cast<const char*>(&rows[row]) + 16 * part, 16);
     }
   }
-#else
-  for (int i = 0; i < kLanes; ++i) {
-    to[4 * i] = a[i];
-    to[4 * i + 1] = b[i];
-    to[4 * i + 2] = c[i];
-    to[4 * i + 3] = d[i];
-  }
+#elif defined(__ARM_FEATURE_SVE)
+  svst4_u32(svptrue_b32(), to, svcreate4_u32(SveWords(a), SveWords(b), SveWords(c), SveWords(d)));
+#elif defined(__aarch64__)
+  vst4q_u32(to, uint32x4x4_t{a, b, c, d});
 #endif
 }
 

@@ -12,13 +12,14 @@
 
 namespace kernel_pytorch {
 
-// Instruction levels of the CPU, each containing those before it (kNeon stands alone).
-enum class CpuIsa : uint8_t { kX86V2, kX86V3, kX86V4, kX86V4Bf16, kX86V4Amx, kNeon };
-KP_EXPORT std::string_view name_of(CpuIsa isa);  // "v2", "v3", "v4", "v4bf16", "v4amx", "neon"
+// Instruction levels of the CPU: x86-64's, then arm64's, each containing those of its architecture before it.
+enum class CpuIsa : uint8_t { kX86V2, kX86V3, kX86V4, kX86V4Bf16, kX86V4Amx, kNeon, kNeonBf16, kSve256 };
+// "v2", "v3", "v4", "v4bf16", "v4amx", "neon", "neonbf16", "sve256"
+KP_EXPORT std::string_view name_of(CpuIsa isa);
 
 struct CpuInfo {
   CpuIsa isa = CpuIsa::kX86V2;          // what kernels may use: the machine's, capped by Options::cpu_isa
-  CpuIsa machine_isa = CpuIsa::kX86V2;  // by cpuid and by what the operating system enables
+  CpuIsa machine_isa = CpuIsa::kX86V2;  // what the processor has and the operating system enables
   int cores = 1;                        // that this process may run on
   int64_t l1_data_bytes = 0;
   int64_t l2_bytes = 0;

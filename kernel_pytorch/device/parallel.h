@@ -1,5 +1,5 @@
-// parallel_for: tasks handed out one by one from an atomic counter, so that fast threads take more. Exceptions of a
-// task are carried to the caller; the remaining tasks are dropped.
+// parallel_for: tasks handed out one by one (task_queue.h). Exceptions of a task are carried to the caller; the
+// remaining tasks are dropped.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <exception>
 
 #include "kernel_pytorch/device/context.h"
+#include "kernel_pytorch/device/task_queue.h"
 
 namespace kernel_pytorch {
 
@@ -20,20 +21,19 @@ void parallel_for(Threads* threads, int64_t tasks, const Task& task) {
   }
   struct Shared {
     const Task& task;
-    const int64_t tasks;
-    std::atomic<int64_t> next{0};
+    TaskQueue queue;
     std::atomic<bool> failed{false};
     std::exception_ptr error{};
-  } shared{task, tasks};
+  } shared{task, TaskQueue(tasks)};
   threads->run(
       workers,
       [](void* state, int) {
         Shared& shared = *static_cast<Shared*>(state);
         try {
-          for (int64_t i; (i = shared.next.fetch_add(1, std::memory_order_relaxed)) < shared.tasks;) shared.task(i);
+          for (int64_t i; (i = shared.queue.take()) >= 0;) shared.task(i);
         } catch (...) {  // carried across the threads, rethrown below
           if (!shared.failed.exchange(true)) shared.error = std::current_exception();
-          shared.next.store(shared.tasks, std::memory_order_relaxed);
+          shared.queue.drop();
         }
       },
       &shared);

@@ -122,5 +122,9 @@ namespace isa_neon {
 extern const TileKernels<float> kTileKernels;
 extern const TileKernels<double> kTileKernelsDouble;
 }  // namespace isa_neon
+namespace isa_sve256 {
+extern const TileKernels<float> kTileKernels;
+extern const TileKernels<double> kTileKernelsDouble;
+}  // namespace isa_sve256
 
 }  // namespace kernel_pytorch::expression

@@ -34,15 +34,16 @@ std::vector<Level<Real>> levels() {
     if constexpr (kIsFloat) return &single;
     if constexpr (!kIsFloat) return &twofold;
   };
+  const CpuIsa isa = device_info({}).cpu.isa;
 #if defined(__aarch64__)
-  return {{"neon", pick(isa_neon::kTileKernels, isa_neon::kTileKernelsDouble)}};
+  std::vector<Level<Real>> all = {{"neon", pick(isa_neon::kTileKernels, isa_neon::kTileKernelsDouble)}};
+  if (isa >= CpuIsa::kSve256) all.push_back({"sve256", pick(isa_sve256::kTileKernels, isa_sve256::kTileKernelsDouble)});
 #else
   std::vector<Level<Real>> all = {{"v2", pick(isa_v2::kTileKernels, isa_v2::kTileKernelsDouble)}};
-  const CpuIsa isa = device_info({}).cpu.isa;
   if (isa >= CpuIsa::kX86V3) all.push_back({"v3", pick(isa_v3::kTileKernels, isa_v3::kTileKernelsDouble)});
   if (isa >= CpuIsa::kX86V4) all.push_back({"v4", pick(isa_v4::kTileKernels, isa_v4::kTileKernelsDouble)});
-  return all;
 #endif
+  return all;
 }
 
 // Memory of exactly the size asked for, so that a sanitizer sees what goes beyond.

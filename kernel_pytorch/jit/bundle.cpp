@@ -14,7 +14,13 @@
 namespace kernel_pytorch::jit {
 namespace {
 
-// Architecture-specific code (sm_90a) runs on no other architecture, not even on a newer one.
+void write_or_fail(const std::string& path, std::string_view bytes) {
+  std::string problem;
+  if (!write_file_atomically(path, bytes, problem)) fail(ErrorCode::kDevice, "jit: writing the bundle: ", problem);
+}
+
+}  // namespace
+
 bool can_run(const DeviceCode& code, const std::string& architecture) {
   const int capability = capability_of(architecture);
   if (code.architecture_specific) {
@@ -23,12 +29,10 @@ bool can_run(const DeviceCode& code, const std::string& architecture) {
   return capability >= code.minimum_capability;
 }
 
-void write_or_fail(const std::string& path, std::string_view bytes) {
-  std::string problem;
-  if (!write_file_atomically(path, bytes, problem)) fail(ErrorCode::kDevice, "jit: writing the bundle: ", problem);
+std::string bundle_key(const DeviceCode& code, const std::string& architecture) {
+  // The name that a device will look for: generic code does not carry the "a".
+  return content_key(code, architecture_for(code, capability_of(architecture)));
 }
-
-}  // namespace
 
 std::vector<CompiledKernel> write_bundle(const std::vector<DeviceCode>& codes, const std::string& architecture,
                                          const std::string& directory,
@@ -53,11 +57,10 @@ std::vector<CompiledKernel> write_bundle(const std::vector<DeviceCode>& codes, c
   std::mutex progress_mutex;
   int done = 0;
   parallel_for(&cpu_device::own_threads(), static_cast<int64_t>(wanted.size()), [&](int64_t i) {
-    // The name that a device will look for: generic code does not carry the "a".
-    const std::string target = architecture_for(wanted[i], capability);
-    compiled[i] = run_nvrtc(wanted[i], target);
+    compiled[i] = run_nvrtc(wanted[i], architecture_for(wanted[i], capability));
+    compiled[i].key = bundle_key(wanted[i], architecture);
     const CubinFile file{compiled[i].entry, compiled[i].lowered_name, compiled[i].cubin};
-    write_or_fail(concat(directory, "/", content_key(wanted[i], target), ".cubin"), encode_cubin_file(file));
+    write_or_fail(concat(directory, "/", compiled[i].key, ".cubin"), encode_cubin_file(file));
     const std::lock_guard lock(progress_mutex);
     ++done;
     if (progress != nullptr) progress(compiled[i], done, static_cast<int>(wanted.size()));
@@ -65,8 +68,8 @@ std::vector<CompiledKernel> write_bundle(const std::vector<DeviceCode>& codes, c
   std::string index = "file\tarchitecture\tregisters\tspill_bytes\tsource\tentry\n";
   for (size_t i = 0; i < wanted.size(); ++i) {
     const std::string target = architecture_for(wanted[i], capability);
-    index += concat(content_key(wanted[i], target), ".cubin\t", target, "\t", compiled[i].registers, "\t",
-                    compiled[i].spill_bytes, "\t", wanted[i].source, "\t", wanted[i].entry, "\n");
+    index += concat(compiled[i].key, ".cubin\t", target, "\t", compiled[i].registers, "\t", compiled[i].spill_bytes,
+                    "\t", wanted[i].source, "\t", wanted[i].entry, "\n");
   }
   write_or_fail(concat(directory, "/index-", architecture, ".tsv"), index);
   return compiled;

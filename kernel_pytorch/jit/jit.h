@@ -24,6 +24,7 @@ CUkern_st* get_kernel(const DeviceCode& code, const DeviceInfo& device, void* st
 uint64_t source_hash(const std::string& source);
 
 struct CompiledKernel {
+  std::string key;  // bundle_key: set by write_bundle
   std::string entry;
   std::string lowered_name;
   std::string cubin;
@@ -45,6 +46,12 @@ KP_EXPORT CompiledKernel compile(const DeviceCode& code, const std::string& arch
 KP_EXPORT std::vector<CompiledKernel> write_bundle(const std::vector<DeviceCode>& codes,
                                                    const std::string& architecture, const std::string& directory,
                                                    void (*progress)(const CompiledKernel&, int done, int total));
+
+// Architecture-specific code (sm_90a) runs on no other architecture, not even on a newer one.
+KP_EXPORT bool can_run(const DeviceCode& code, const std::string& architecture);
+// The name of a kernel's file in such a folder, without its ending: a hash of the source, its includes, the entry, the
+// options and the architecture.
+KP_EXPORT std::string bundle_key(const DeviceCode& code, const std::string& architecture);
 
 struct NvrtcInfo {
   bool found = false;

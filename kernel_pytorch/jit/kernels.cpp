@@ -12,7 +12,9 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/base/log.h"
+#include "kernel_pytorch/device/cuda/capability.h"
 #include "kernel_pytorch/device/cuda/driver.h"
+#include "kernel_pytorch/device/cuda/paper.h"
 #include "kernel_pytorch/device/rehearsal.h"
 #include "kernel_pytorch/jit/cubin_cache.h"
 #include "kernel_pytorch/jit/jit.h"
@@ -104,9 +106,16 @@ CUkern_st* load_kernel(const DeviceCode& code, const std::string& architecture) 
   return slot.kernel;
 }
 
+std::string architecture_on(const DeviceCode& code, const DeviceInfo& device) {
+  if (pretended_capability() == 0) return architecture_for(code, device.cuda.capability());
+  const CompileTarget target = compile_target(pretended_capability(), actual_capability(device));
+  return target.as_ptx ? concat("compute_", target.capability) : architecture_for(code, target.capability);
+}
+
 }  // namespace
 
 CUkern_st* get_kernel(const DeviceCode& code, const DeviceInfo& device, void* stream) {
+  if (auto* paper = cuda_device::PaperLaunches::current()) return paper->load(code);
   static KernelTable* kernels = new KernelTable;
   KernelSlot& slot = kernels->find_or_add(KernelLookup{code.source, code.entry, code.generated, device.device.index});
   if (CUkern_st* kernel = slot.kernel.load(std::memory_order_acquire)) return kernel;
@@ -115,7 +124,7 @@ CUkern_st* get_kernel(const DeviceCode& code, const DeviceInfo& device, void* st
   if (cuda_device::is_capturing(stream) && !Rehearsal::is_running()) {
     KP_LOG(kInfo, "jit: loading ", code.entry, " while a stream captures; call the op once before for a quick capture");
   }
-  CUkern_st* kernel = load_kernel(code, architecture_for(code, device.cuda.capability()));
+  CUkern_st* kernel = load_kernel(code, architecture_on(code, device));
   cuda_device::load_now(kernel, device.device.index, code.entry);
   slot.kernel.store(kernel, std::memory_order_release);
   return kernel;

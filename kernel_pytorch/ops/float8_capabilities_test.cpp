@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/device/cuda/capability.h"
 #include "kernel_pytorch/ops/engines/gemm/cublaslt.h"
 #include "kernel_pytorch/ops/operations.h"
 #include "kernel_pytorch/registry/any_problem.h"
@@ -35,6 +36,9 @@ DeviceInfo gpu(int major, int minor) {
   info.cuda.compute_major = major;
   info.cuda.compute_minor = minor;
   info.cuda.multiprocessors = 132;
+  const CudaCapability capability = cuda_capability(info.cuda.capability());
+  info.cuda.shared_bytes_per_block = int64_t{capability.shared_kib_per_block} << 10;
+  info.cuda.shared_bytes_per_multiprocessor = int64_t{capability.shared_kib_per_multiprocessor} << 10;
   return info;
 }
 

@@ -3,6 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <iostream>
+#include <limits>
+#include <sstream>
+#include <stdexcept>
+
+#include "kernel_pytorch/base/options.h"
 #include "kernel_pytorch/device/device_info.h"
 
 namespace kernel_pytorch {
@@ -21,17 +29,57 @@ constexpr int kEvery = 6;
 constexpr int kEvery = 1;
 #endif
 
+// KP_TEST_SHAPES=2/7/50000: of each op's shapes of at most 50,000 points (the product of the sizes) the second of every
+// seven, for a machine that is emulated.
+struct Sample {
+  int first = 1, every = kEvery;
+  int64_t points = std::numeric_limits<int64_t>::max();
+};
+Sample sample_of_shapes() {
+  const std::string text = environment("KP_TEST_SHAPES");
+  Sample sample;
+  if (text.empty()) return sample;
+  std::istringstream stream(text);
+  char slash = 0, second_slash = 0;
+  stream >> sample.first >> slash >> sample.every >> second_slash >> sample.points;
+  if (!stream || sample.first < 1 || sample.every < 1) throw std::invalid_argument("KP_TEST_SHAPES=" + text);
+  return sample;
+}
+
+int64_t points_of(const registry::ProblemRequest& request) {
+  int64_t points = 1;
+  for (int64_t size : request.shape) points *= std::max<int64_t>(size, 1);
+  return points;
+}
+
+// The shapes to verify; of an op with few of them one, whatever the sample.
+std::vector<registry::ProblemRequest> sampled(std::vector<registry::ProblemRequest> shapes, const Sample& sample) {
+  const auto least = std::min_element(shapes.begin(), shapes.end(),
+                                      [](const auto& a, const auto& b) { return points_of(a) < points_of(b); });
+  if (least == shapes.end()) return shapes;
+  const int64_t points = std::max(sample.points, points_of(*least));
+  std::erase_if(shapes, [&](const auto& request) { return points_of(request) > points; });
+  std::vector<registry::ProblemRequest> chosen;
+  for (size_t i = static_cast<size_t>(sample.first - 1) % shapes.size(); i < shapes.size();
+       i += static_cast<size_t>(sample.every)) {
+    chosen.push_back(shapes[i]);
+  }
+  return chosen;
+}
+
 class Operation : public testing::TestWithParam<const registry::AnyOperation*> {
  protected:
   static void verify_every_kernel_on(Device device) {
-    int number = 0;
-    for (registry::ProblemRequest request : GetParam()->shapes()) {
-      if (number++ % kEvery != 0) continue;
+    const Sample sample = sample_of_shapes();
+    const std::vector<registry::ProblemRequest> shapes = GetParam()->shapes(), chosen = sampled(shapes, sample);
+    for (registry::ProblemRequest request : chosen) {
       if (device.kind == DeviceKind::kCuda && request.dtype == DType::kFloat64) continue;
       request.device = device;
       for (const std::string& failure : GetParam()->verify(request))
         ADD_FAILURE() << text_of(request) << ": " << failure;
     }
+    if (sample.every > 1)
+      std::cout << GetParam()->name << ": " << chosen.size() << " of " << shapes.size() << " shapes\n";
   }
 };
 

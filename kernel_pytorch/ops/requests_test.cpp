@@ -131,9 +131,10 @@ TEST(Requests, AnImpossibleOptionIsRefusedByTheOp) {
 // Where an op has no kernel for a type on a GPU, every kernel says why; the request itself is right.
 // On no device.
 bool takes_no_double(std::string_view name) {
-  constexpr std::string_view kBeginnings[] = {"block",      "scaled_",       "optimizer_step",  "moe_permute",
-                                              "gradient_",  "sparse_",       "paged_attention", "append_kv",
-                                              "mla_decode", "attention_fp8", "merge_attention", "sample"};
+  constexpr std::string_view kBeginnings[] = {"block",       "scaled_",     "optimizer_step",  "moe_permute",
+                                              "gradient_",   "sparse_",     "paged_attention", "append_kv",
+                                              "plan_decode", "mla_decode",  "attention_fp8",   "merge_attention",
+                                              "sample",      "int8_matmul", "delayed_scales",  "lightning_indexer"};
   return name.find("quant") != std::string_view::npos ||
          std::ranges::any_of(kBeginnings, [&](std::string_view one) { return name.starts_with(one); });
 }

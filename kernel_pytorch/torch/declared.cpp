@@ -16,7 +16,7 @@ namespace {
 using registry::Declaration;
 
 constexpr size_t kMaxTypes = 4;
-constexpr size_t kMaxDeclarations = 128;  // torch takes plain functions without state: so many are compiled
+constexpr size_t kMaxDeclarations = 160;  // torch takes plain functions without state: so many are compiled
 
 const std::vector<Plan>& plans() {
   static const auto* all = [] {

@@ -27,7 +27,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class CpuDetails:
-    """The CPU's side of a DeviceInfo. `isa` is what kernels may use, `machine_isa` what the machine has."""
+    """The CPU's side of a DeviceInfo. `isa` is what kernels may use, `machine_isa` what the machine has.
+
+    `cores` is how many threads our own pool has: one per physical core of the affinity mask, within the container's
+    quota (`quota_cpus`, 0: none). `slow_cores` are the efficiency cores of hybrid machines, `numa_node_cpus` the
+    logical CPUs of each NUMA node.
+    """
 
     isa: str
     machine_isa: str
@@ -36,6 +41,16 @@ class CpuDetails:
     l2_bytes: int
     l3_bytes: int
     amx_palette_missing: bool
+    logical_cpus: int
+    physical_cores: int
+    slow_cores: int
+    threads_per_core: int
+    sockets: int
+    numa_node_cpus: tuple[int, ...]
+    quota_cpus: float
+    quota_file: str
+    memory_limit_bytes: int
+    memory_limit_file: str
 
 
 @dataclass(frozen=True)
@@ -86,7 +101,7 @@ def _read(fields: dict[str, Any]) -> DeviceInfo:
         name=fields["name"],
         memory_bytes=fields["memory_bytes"],
         fingerprint=fields["fingerprint"],
-        cpu=CpuDetails(**cpu) if cpu is not None else None,
+        cpu=CpuDetails(**{**cpu, "numa_node_cpus": tuple(cpu["numa_node_cpus"])}) if cpu is not None else None,
         cuda=CudaDetails(**cuda) if cuda is not None else None,
     )
 

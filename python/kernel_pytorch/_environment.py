@@ -74,7 +74,20 @@ def look_at_torch(has_cuda: bool) -> Iterator[Finding]:
         yield Finding("note", "torch", f"{text}, although the driver has a GPU: `kpt` can use it, this torch cannot")
     else:
         yield Finding("good", "torch", text)
+    yield from look_at_threads(torch.get_num_threads())
     yield from look_at_adapter(_torch.ADAPTER)
+
+
+def look_at_threads(torch_threads: int) -> Iterator[Finding]:
+    """Inside torch our kernels run on torch's threads, whose number does not know of the container's quota."""
+    from . import _devices  # loads the library, which says of itself why it cannot be
+
+    cpu = _devices.devices()[0].cpu
+    assert cpu is not None
+    if not cpu.quota_cpus > 0 or torch_threads <= cpu.cores:
+        return
+    text = f"{torch_threads} threads, but the container's quota is {cpu.quota_cpus:g} CPUs: threads wait for each other"
+    yield Finding("problem", "torch", text, f"export OMP_NUM_THREADS={cpu.cores}")
 
 
 def look_at_adapter(path: str) -> Iterator[Finding]:

@@ -114,6 +114,8 @@ def test_version_is_the_same_everywhere(kpt: Kpt) -> None:
         (("compile", "--arch", "sm_90a", "--output", "x"), "--all"),
         (("compile", "--source", "x.cu", "--arch", "sm_90a", "--output", "x"), "--entry"),
         (("compile", "rms_norm", "--source", "x.cu", "--entry", "f", "--arch", "sm_90a", "--output", "x"), "not two"),
+        (("compile", "--all", "--arch", "sm_90a", "--output", "x", "--record"), "--known"),
+        (("compile", "--all", "--arch", "sm_90a", "--output", "x", "--known", "k", "--again", "16/16"), "from 0"),
         (("cache",), "subcommand"),
         (("cache", "clear", "--store", "--cubins"), "not both"),
         (("verify", "--dtype", "bf16"), "--shape"),

@@ -224,6 +224,24 @@ def test_verify_counts_what_it_checked(kpt: Kpt) -> None:
     assert all(problem["kernels"] >= 2 for problem in report["problems"])
 
 
+def test_compile_leaves_out_known_kernels(kpt: Kpt, tmp_path: Path) -> None:
+    words = ("compile", "softmax_backward", "--arch", "sm_80", "--output", str(tmp_path / "bundle"), "--json")
+    kernels = json_of(kpt(*words, "--sample"))["kernels"]
+    version = json_of(kpt("doctor", "--json"))["nvrtc"]["version"]
+    keys = sorted(path.stem for path in (tmp_path / "bundle").glob("*.cubin"))
+    assert len(keys) == len(kernels) > 0
+    known = tmp_path / "known.txt"
+    first_line = f"kernels that NVRTC {version} compiles without spills and warnings"
+
+    def compiled(line: str, *more: str) -> int:
+        known.write_text("\n".join([line, *keys, ""]))
+        return len(json_of(kpt(*words, "--sample", "--known", str(known), *more))["kernels"])
+
+    assert compiled(first_line) == 0
+    assert compiled("kernels that NVRTC 1.0 compiles without spills and warnings") == len(keys)
+    assert sum(compiled(first_line, "--again", f"{part}/2") for part in range(2)) == len(keys)
+
+
 def test_compile_refuses_an_unknown_architecture(kpt: Kpt, tmp_path: Path) -> None:
     result = kpt("compile", "rms_norm_forward", "--arch", "sm_nonsense", "--output", str(tmp_path / "bundle"))
     assert result.returncode == 1

@@ -20,8 +20,7 @@ FORMATS = {
     "nvfp4": ((16,), 1 / 6),
     "mxfp4": ((32,), 1 / 4),
     "mxfp8": ((32,), 1 / 8),
-    "int4": ((32, 64, 128), 1 / 14),
-    "int8": ((32, 64, 128), 1 / 254),
+    **{f"int{bits}": ((32, 64, 128), 1 / (2**bits - 2)) for bits in (2, 3, 4, 5, 6, 8)},
 }
 
 
@@ -34,7 +33,7 @@ def _options(d: Draw) -> dict[str, Any]:
 
 
 def _weight(d: Draw) -> Tensor:
-    return d.tensor([d.size(60), 2 * d.size(150)], d.dtype(double=False), scale=d.choice((1.0, 1e-3, 100.0)))
+    return d.tensor([d.size(60), d.size(300)], d.dtype(double=False), scale=d.choice((1.0, 1e-3, 100.0)))
 
 
 def _bound(weight: Tensor, options: dict[str, Any]) -> Tensor:
@@ -98,4 +97,67 @@ def quantized_matmul(d: Draw, name: str) -> Case:
     case = Case((x, coded), told, reference=reference, terms=max(1, columns), roundings=3, least_top=top)
     if d.maybe(0.05):
         case.args, case.refused = (x[..., :-1], coded), "x has another number of columns"
+    return case
+
+
+@generates("int8_matmul")
+def int8_matmul(d: Draw, name: str) -> Case:
+    rows, columns = d.size(40), d.size(300)
+    dtype, group = d.dtype(double=False), d.choice((0, 32, 64, 128))
+    groups = 1 if group == 0 else -(-columns // group)
+    codes = torch.randint(-128, 128, (rows, columns), dtype=torch.int8)
+    scales = torch.rand(rows, groups) * 0.01
+    each = scales.repeat_interleave(group or max(columns, 1), 1)[:, :columns].double()
+    values = codes.double() * each
+    x = d.tensor([*d.choice(([], [3], [2, 5], [40])), columns], dtype)
+    step = x.double().abs().amax(-1, keepdim=True) / 127 if columns else x.double().sum(-1, keepdim=True)
+    told: dict[str, Any] = {"activation": d.some(d.choice(("gelu", "silu")))}
+    bias = d.some(d.tensor([rows], dtype))
+    if bias is not None:
+        told["bias"] = bias
+
+    def check(made: Tensor, case: Case) -> str | None:
+        rounded = torch.where(step > 0, (x.double() / step).round(), 0.0) * step
+        v = rounded @ values.t()
+        v = v if bias is None else v + bias.double()
+        v = v if told["activation"] is None else FUNCTIONS[told["activation"]](v)
+        # One code more or less where a quotient is almost a tie, for all that may be.
+        bound = step * values.abs().amax(1, keepdim=True).t() * 3 if values.numel() else torch.zeros_like(v)
+        off = (made.double() - v).abs() - bound - 2.0 ** (-7 if dtype is not torch.float32 else -16) * (1 + v.abs())
+        return f"a value is off by {float(off.max())} too much" if off.numel() and bool((off > 0).any()) else None
+
+    case = Case((x, codes, scales), told, check=check, gradients=False)
+    if d.maybe(0.1):
+        case.args, case.refused = (x, codes.int(), scales), "the weight is int32"
+    return case
+
+
+@generates("quantized_grouped_matmul")
+def quantized_grouped_matmul(d: Draw, name: str) -> Case:
+    options, groups, lines, columns = _options(d), d.between(1, 6), d.size(24), d.size(200)
+    dtype, rows = d.dtype(double=False), d.size(50)
+    coded = F.quantize_weight(d.tensor([groups * lines, columns], dtype), **options)
+    values = coded.dequantize(dtype).double().view(groups, lines, columns)
+    ends = torch.sort(torch.randint(0, rows + 1, (groups,), dtype=torch.int32)).values
+    x = d.tensor([rows, columns], dtype)
+    told: dict[str, Any] = {"activation": d.choice((None, "silu"))}
+    bias = d.some(d.tensor([groups, lines], dtype))
+    if bias is not None:
+        told["bias"] = bias
+
+    def reference(
+        x: Tensor, coded: Any, ends: Tensor, activation: str | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        parts, begin = [], 0
+        for group, end in enumerate(ends.tolist()):
+            v = x[begin:end] @ values[group].t()
+            v = v if bias is None else v + bias[group]
+            parts.append(v if activation is None else FUNCTIONS[activation](v))
+            begin = end
+        return torch.cat([*parts, x.new_zeros(len(x) - begin, lines)])
+
+    top = float(values.abs().max()) if values.numel() else 0.0
+    case = Case((x, coded, ends), told, reference=reference, terms=max(1, columns), roundings=3, least_top=top)
+    if d.maybe(0.05):
+        case.args, case.refused = (x[..., :-1], coded, ends), "x has another number of columns"
     return case

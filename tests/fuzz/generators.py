@@ -13,6 +13,7 @@ from . import (  # noqa: F401
     positions,
     products,
     rows,
+    sparse_attentions,
     sparsity,
 )
 from .run import GENERATORS, draw_case, run_case

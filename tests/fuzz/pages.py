@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_pytorch import functional
+
 from .case import Case
 from .draw import Draw
 from .run import generates
@@ -16,8 +18,17 @@ from .run import generates
 _CODES = {torch.float8_e4m3fn: 4.0, torch.int8: 100.0}  # magnitudes that fill a cache's type
 
 
-def _caches(d: Draw, dtype: torch.dtype, pages: int, page_size: int, heads: int, size: int, value_size: int) -> Any:
-    kept = d.choice((dtype, dtype, torch.float8_e4m3fn, torch.int8))
+def _caches(
+    d: Draw,
+    dtype: torch.dtype,
+    pages: int,
+    page_size: int,
+    heads: int,
+    size: int,
+    value_size: int,
+    kept: torch.dtype | None = None,
+) -> Any:
+    kept = kept or d.choice((dtype, dtype, torch.float8_e4m3fn, torch.int8))
     caches = []
     for columns in (size, value_size):
         cache = d.normal((pages, page_size, heads, columns), torch.float64, _CODES.get(kept, 1.0))
@@ -31,14 +42,18 @@ def _caches(d: Draw, dtype: torch.dtype, pages: int, page_size: int, heads: int,
 
 @generates("paged_attention")
 def paged_attention(d: Draw, name: str) -> Case:
-    dtype = d.dtype(double=False)
+    return ragged_batch(d, d.dtype(double=False))
+
+
+def ragged_batch(d: Draw, dtype: torch.dtype, kept: torch.dtype | None = None) -> Case:
+    """Requests of random lengths over a cache of the type `kept`; None draws one."""
     requests, key_heads, group = d.between(1, 5), d.between(1, 3), d.choice((1, 2, 5, 8))
     size, value_size = d.choice((8, 33, 64, 80)), d.choice((8, 40, 64))
-    page_size = d.choice((1, 2, 7, 16, 64))
+    page_size = d.choice((1, 2, 7, 16, 64, 128, 256))
     longest = d.choice((1, 20, 150, 1200))
     table = -(-longest // page_size)
     pages = max(1, d.between(1, requests * table))
-    key_cache, value_cache, scales = _caches(d, dtype, pages, page_size, key_heads, size, value_size)
+    key_cache, value_cache, scales = _caches(d, dtype, pages, page_size, key_heads, size, value_size, kept)
     lengths = [d.between(0, longest) for _ in range(requests)]
     tables = torch.randint(0, pages, (requests, table), generator=d.generator, dtype=torch.int32)
     if d.maybe(0.3):
@@ -65,6 +80,15 @@ def paged_attention(d: Draw, name: str) -> Case:
     if d.maybe(0.3):
         key_cache, value_cache = (c.transpose(1, 2).contiguous().transpose(1, 2) for c in (key_cache, value_cache))
     args = (query, key_cache, value_cache, tables, torch.tensor(lengths, dtype=torch.int32))
+    if d.maybe(0.3):
+        which: dict[str, Any] = {one: options[one] for one in ("causal", "window", "cu_seqlens_q") if one in options}
+        which |= {
+            "heads": heads,
+            "key_heads": key_heads,
+            "queries": counts[0],
+            "policy": d.choice(("fill", "invariant")),
+        }
+        options["plan"] = functional.plan_decode(args[4], **which, max_requests=requests + d.between(0, 3))
     expected = _dense(query, key_cache, value_cache, tables, lengths, counts, options)
     largest = max(float(expected.abs().max()) if expected.numel() else 0.0, 1.0)
 
@@ -133,6 +157,40 @@ def _dense(
     return output
 
 
+@generates("plan_decode")
+def plan_decode(d: Draw, name: str) -> Case:
+    requests, key_heads, group = d.size(40), d.between(1, 4), d.choice((1, 3, 8, 64))
+    lengths = torch.randint(0, 5000, (requests,), generator=d.generator, dtype=torch.int32)
+    counts = [d.choice((0, 1, 2, 100)) for _ in range(requests)]
+    options: dict[str, Any] = {"heads": key_heads * group, "key_heads": key_heads, "causal": d.maybe()}
+    options |= {"policy": d.choice(("fill", "invariant")), "max_requests": requests + d.between(0, 4)}
+    window = (-1, -1)
+    if d.maybe():
+        window = options["window"] = (d.choice((-1, 5, 300)), d.choice((-1, 0, 700)))
+    if d.maybe():
+        options["cu_seqlens_q"] = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+    else:
+        counts = [d.between(0, 5)] * requests
+        options["queries"] = counts[0] if counts else 1
+
+    def check(plan: Tensor, case: Case) -> str | None:
+        numbers = plan.tolist()
+        unit, rows = numbers[4], numbers[5]
+        if numbers[1:4] != [requests, group, key_heads] or len(numbers) != 9 + options["max_requests"]:
+            return f"a header of {numbers[:8]}"
+        sides = [2**30 if side < 0 else side for side in window]
+        seen = sides[0] + (0 if options["causal"] else sides[1]) + (rows - 1) // group + 2 + unit
+        units = 0
+        for i in range(requests):
+            if numbers[8 + i] != units:
+                return f"request {i} begins at {numbers[8 + i]}, {units} units are before it"
+            keys = min(int(lengths[i]), seen)
+            units += -(-counts[i] * group // rows) * key_heads * max(1, -(-keys // unit))
+        return None if numbers[7] == units and set(numbers[8 + requests :]) <= {units} else f"{numbers[7]} units"
+
+    return Case((lengths,), options, check=check, gradients=False)
+
+
 @generates("mla_decode")
 def mla_decode(d: Draw, name: str) -> Case:
     dtype = d.dtype(double=False)
@@ -187,11 +245,14 @@ def append_kv(d: Draw, name: str) -> Case:
     tokens, heads, page_size = d.size(30), d.between(1, 3), d.choice((1, 4, 16))
     pages = tokens // page_size + 2
     size, value_size = d.between(1, 70), d.between(1, 70)
-    key_cache, value_cache, scales = _caches(d, dtype, pages, page_size, heads, size, value_size)
+    key_cache, value_cache, options = _caches(d, dtype, pages, page_size, heads, size, value_size)
     key, value = d.normal((tokens, heads, size), dtype), d.normal((tokens, heads, value_size), dtype)
     slots = torch.randperm(pages * page_size, generator=d.generator)[:tokens]
     slots[torch.rand(tokens, generator=d.generator) < 0.1] = -1
     before = key_cache.clone()
+    turned = key.float()
+    if size > 1 and d.maybe():
+        turned = _turned(d, key, options)
 
     def check(_: Any, case: Case) -> str | None:
         if not tokens:
@@ -200,17 +261,47 @@ def append_kv(d: Draw, name: str) -> Case:
         for token, slot in enumerate(slots.tolist()):
             if slot < 0:
                 continue
-            rows = key[token].float()
-            if "key_scale" in scales:
-                scale = scales["key_scale"]
+            rows = turned[token].float()
+            if "key_scale" in options:
+                scale = options["key_scale"]
                 scale = scale.view(pages * page_size, heads)[slot] if scale.dim() == 3 else scale
                 rows = rows / scale.view(-1, 1)
             wide = rows.round().clamp(-128, 127) if before.dtype == torch.int8 else rows.clamp(-448, 448)
-            expected[slot] = (wide if "key_scale" in scales else rows).to(before.dtype)
+            expected[slot] = (wide if "key_scale" in options else rows).to(before.dtype)
         same = torch.equal(case.args[2].view(torch.uint8), expected.view_as(before).view(torch.uint8))
         return None if same else "the key cache holds other rows"
 
-    return Case((key, value, key_cache, value_cache, slots), scales, check=check, gradients=False)
+    return Case((key, value, key_cache, value_cache, slots), options, check=check, gradients=False)
+
+
+def _turned(d: Draw, key: Tensor, options: dict[str, Any]) -> Tensor:
+    """Keys turned in the op's own arithmetic: products in fp64 are exact, so that each fp32 is rounded as there."""
+    tokens, size = key.shape[0], key.shape[2]
+    pairs = d.between(1, size // 2)
+    is_twice, interleaved = d.maybe(), d.maybe()
+    rows = tokens + d.between(0, 3)
+    angles = d.normal((rows, pairs), torch.float32, 3.0)
+    tables = [angles.cos(), angles.sin()]
+    if d.maybe(0.3) and key.dtype != torch.float32:
+        tables = [table.to(key.dtype) for table in tables]
+    cos, sin = tables
+    if is_twice:
+        cos, sin = ((t.repeat_interleave(2, 1) if interleaved else torch.cat([t, t], 1)) for t in tables)
+    options |= {"cos": cos, "sin": sin, "interleaved": interleaved, "rotary_dim": 2 * pairs}
+    places = torch.arange(tokens)
+    if d.maybe():
+        places = torch.randint(0, max(rows, 1), (tokens,), generator=d.generator)
+        options["positions"] = places.to(d.choice((torch.int32, torch.int64)))
+    c, s = (t[places][:, None].double() for t in tables)
+    wide = key.double()
+    columns = torch.arange(pairs)
+    first = 2 * columns if interleaved else columns
+    second = first + 1 if interleaved else columns + pairs
+    a, b = wide[..., first], wide[..., second]
+    turned = key.float().clone()
+    turned[..., first] = (a * c - (b * s).float().double()).float()
+    turned[..., second] = (b * c + (a * s).float().double()).float()
+    return turned
 
 
 @generates("merge_attention")

@@ -48,6 +48,27 @@ def mean_cross_entropy(logits: Any, target: Any, **options: Any) -> Any:
     return loss.sum() / counts.sum()
 
 
+def native_sparse_attention(query: Any, key: Any, value: Any, gates: Any) -> Any:
+    """Blocks of two keys: means of each, all of them listed, a window of three."""
+    tokens, group = query.shape[1], query.shape[2] // key.shape[2]
+    place, means = jnp.arange(tokens)[:, None], tokens // 2
+
+    def attend(k: Any, v: Any, keep: Any) -> Any:
+        k, v = jnp.repeat(k, group, 2), jnp.repeat(v, group, 2)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, k) * query.shape[-1] ** -0.5
+        weights = jax.nn.softmax(jnp.where(keep, scores, -1e30), -1) * keep
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+    k, v = (x[:, : 2 * means].reshape(x.shape[0], means, 2, *x.shape[2:]).mean(2) for x in (key, value))
+    keys = jnp.arange(tokens)
+    branches = (
+        attend(k, v, jnp.arange(means) * 2 + 1 <= place),
+        attend(key, value, keys <= place),
+        attend(key, value, (keys <= place) & (keys > place - 3)),
+    )
+    return sum(gates[..., i, None] * one for i, one in enumerate(branches))
+
+
 def linear_attention(query: Any, key: Any, value: Any, gate: Any, decay: Any, start: Any) -> Any:
     """(output, final state), all pairs of tokens at once: e^(G_t - G_s) of the gates' sums between them."""
     tokens, columns = query.shape[1], query.shape[3]
@@ -61,6 +82,27 @@ def linear_attention(query: Any, key: Any, value: Any, gate: Any, decay: Any, st
     state = jnp.exp(last)[..., None] * start
     state += jnp.einsum("bshi,bshj->bhij", key * jnp.exp(last[:, None] - sums), value)
     return output * columns**-0.5, state
+
+
+def causal_conv1d(x: Any, weight: Any, bias: Any, state: Any) -> Any:
+    """(silu of the convolution, the last inputs)"""
+    width = weight.shape[1]
+    inputs = jnp.concatenate([state, x], 1)
+    total = sum(weight[:, i] * inputs[:, i : i + x.shape[1]] for i in range(width)) + bias
+    return jax.nn.silu(total), inputs[:, inputs.shape[1] - width + 1 :]
+
+
+def delta_rule(query: Any, key: Any, value: Any, beta: Any, gate: Any, state: Any) -> Any:
+    """(output, final state), token by token, of queries and keys that it normalises."""
+    query, key = (x / jnp.sqrt((x**2).sum(-1, keepdims=True) + 1e-6) for x in (query, key))
+    query = jnp.repeat(query, key.shape[2] // query.shape[2], 2)
+    outputs = []
+    for t in range(query.shape[1]):
+        state = state * jnp.exp(gate[:, t])[..., None]
+        error = value[:, t] - jnp.einsum("bhi,bhij->bhj", key[:, t], state)
+        state = state + jnp.einsum("bhi,bhj->bhij", key[:, t], beta[:, t, :, None] * error)
+        outputs.append(jnp.einsum("bhi,bhij->bhj", query[:, t], state))
+    return jnp.stack(outputs, 1) * query.shape[-1] ** -0.5, state
 
 
 def attention(
@@ -127,6 +169,18 @@ def moe_mlp(x: Any, logits: Any, gate_up: Any, down: Any) -> Any:
 _TARGET = jnp.array([3, 0, -100, 7, 9])
 _WEIGHT = kp.quantize_weight(np.random.default_rng(0).standard_normal((12, 64), np.float32), "int4", group=32)
 _VALUES = np.asarray(kp.dequantize_weight(_WEIGHT, jnp.float32))
+_CODES = jnp.asarray(np.random.default_rng(1).integers(-127, 128, (12, 64)), jnp.int8)
+_SCALES = jnp.linspace(0.01, 0.02, 12, dtype=jnp.float32)
+
+
+@jax.custom_jvp
+def _rounded(x: Any) -> Any:
+    """Rows as int8_matmul rounds them; the gradient passes the rounding."""
+    scales = jnp.abs(x).max(-1, keepdims=True) / 127
+    return jnp.round(x / scales) * scales
+
+
+_rounded.defjvps(lambda tangent, _, x: tangent)
 _ANGLES = jnp.arange(6.0)[:, None] * jnp.array([1.0, 0.1, 0.01, 0.001])
 _QUERY, _KEY = (2, 6, 4, 8), (2, 6, 2, 8)
 _KEEP = jax.random.bernoulli(jax.random.key(5), 0.7, (2, 1, 6, 6)).at[..., 0].set(True)
@@ -291,6 +345,20 @@ CASES = [
         ((3, 64), (12,)),
         (_WEIGHT,),
     ),
+    Case(
+        "int8_matmul",
+        lambda x, b, codes, scales: kp.int8_matmul(x, codes, scales, bias=b, activation="silu"),
+        lambda x, b, codes, scales: jax.nn.silu(_rounded(x) @ (codes * scales[:, None]).T + b),
+        ((3, 64), (12,)),
+        (_CODES, _SCALES),
+    ),
+    Case(
+        "quantized_grouped_matmul",
+        lambda x, weight, offsets: kp.quantized_grouped_matmul(x, weight, offsets),
+        lambda x, weight, offsets: jnp.concatenate([x[:1] @ _VALUES[:4].T, x[1:] @ _VALUES[8:].T]),
+        ((3, 64),),
+        (_WEIGHT, jnp.array([1, 1, 3], jnp.int32)),
+    ),
     Case("attention", kp.attention, attention, (_QUERY, _KEY, _KEY)),
     Case(
         "attention, causal, window, softcap",
@@ -331,5 +399,27 @@ CASES = [
         ),
         lambda q, k, v, g, d, s: linear_attention(q, k, v, -(g**2), -(d**2), s),
         ((2, 5, 2, 4), (2, 5, 2, 4), (2, 5, 2, 3), (2, 5, 2, 4), (2,), (2, 2, 4, 3)),
+    ),
+    Case(
+        "causal_conv1d",
+        lambda x, w, b, s: kp.causal_conv1d(x, w, b, activation="silu", initial_state=s, return_state=True),
+        lambda x, w, b, s: causal_conv1d(x, w, b, s),
+        ((2, 5, 4), (4, 3), (4,), (2, 2, 4)),
+    ),
+    Case(
+        "delta_rule",
+        lambda q, k, v, b, g, s: kp.delta_rule(
+            q, k, v, b**2 / (1 + b**2), gate=-(g**2), normalize_qk=True, initial_state=s, return_state=True
+        ),
+        lambda q, k, v, b, g, s: delta_rule(q, k, v, b**2 / (1 + b**2), -(g**2), s),
+        ((2, 5, 1, 4), (2, 5, 2, 4), (2, 5, 2, 3), (2, 5, 2), (2, 5, 2, 4), (2, 2, 4, 3)),
+    ),
+    Case(
+        "native_sparse_attention",
+        lambda q, k, v, g: kp.native_sparse_attention(
+            q, k, v, gates=g, block_size=2, blocks=9, window=3, form="ejkernel"
+        ),
+        native_sparse_attention,
+        ((2, 7, 4, 4), (2, 7, 2, 4), (2, 7, 2, 3), (2, 7, 4, 3)),
     ),
 ]

@@ -190,3 +190,28 @@ def test_recurrent_attentions_are_the_recurrence() -> None:
     same(jax.grad(of_state)(key), jnp.broadcast_to(value.sum(-1, keepdims=True), key.shape))
     with pytest.raises(ValueError, match="gv is not supported"):
         ej.recurrent_attention(query, key, value, None, None, None, gate)
+
+
+def test_native_sparse_attention_reads_the_named_blocks_once() -> None:
+    query, key, value = inputs()
+    cfg = ej.NativeSparseAttentionConfig(block_size=4)
+    lists = jnp.broadcast_to(jnp.array([3, 0, 1, 2]), (BATCH, LENGTH, KEY_HEADS, 4))
+    same(ej.apply_native_sparse_attention(query, key, value, lists, cfg=cfg), reference(query, key, value, causal=True))
+    counts = jnp.full((BATCH, LENGTH, KEY_HEADS), 2)  # blocks 3 and 0
+    keep = (jnp.arange(LENGTH) // 4 == 0) | (jnp.arange(LENGTH) // 4 == 3)
+    keep = (keep & (jnp.arange(LENGTH) <= jnp.arange(LENGTH)[:, None]))[None, None]
+    same(
+        ej.apply_native_sparse_attention(query, key, value, lists, counts, cfg=cfg),
+        reference(query, key, value, keep=keep),
+    )
+    # As many blocks as there are: short prefixes miss some, which are skipped.
+    gate = jnp.full((BATCH, LENGTH, HEADS), 0.5)
+    means = [x.reshape(BATCH, LENGTH // 4, 4, KEY_HEADS, SIZE).mean(2) for x in (key, value)]
+    keep = (jnp.arange(4) * 4 + 3 <= jnp.arange(LENGTH)[:, None])[None, None]
+    of_means = jnp.where(keep.any(-1)[0, 0][:, None, None], reference(query, *means, keep=keep), 0)
+    same(
+        ej.native_sparse_attention(query, key, value, gate, None, None, 4, cfg=cfg),
+        reference(query, key, value, causal=True) + 0.5 * of_means,
+    )
+    with pytest.raises(ValueError, match="block_counts is an array"):
+        ej.native_sparse_attention(query, key, value, gate, None, None, counts)

@@ -119,3 +119,32 @@ def test_ragged_page_attention_v3_writes_a_donated_cache(dtype: Any) -> None:
     wide = [jnp.asarray(array, jnp.float32) for array in (queries, written)]
     expected = _expected(wide[0], wide[1], tables, lengths, 100, 0.25)
     np.testing.assert_allclose(np.asarray(output, np.float32), expected, atol=1e-5 if dtype == jnp.float32 else 0.02)
+
+
+def _mla_dense(query: Any, latent: Any, w_kc: Any, w_vc: Any, b_q: Any, b_k: Any, starts: Any, causal: bool) -> Any:
+    key, value = (jnp.repeat(jnp.einsum("btr,rhd->bthd", latent, w), 2, 2) for w in (w_kc, w_vc))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) + jnp.einsum("bqd,bkd->bqk", b_q, b_k)[:, None]
+    place = jnp.arange(query.shape[1])
+    owner = jnp.searchsorted(starts[1:], place, side="right")
+    keep = (owner[:, None] == owner[None]) & ((place[:, None] >= place[None]) | (not causal))
+    weights = jax.nn.softmax(jnp.where(keep, scores * query.shape[-1] ** -0.5, -jnp.inf), -1)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+
+
+def test_mla_attention_is_attention_of_products_of_latent_rows() -> None:
+    arguments = random(2, 7, 4, 16), random(2, 7, 12), random(12, 2, 16), random(12, 2, 17)[..., :16]
+    rope = random(2, 7, 8), random(2, 7, 9)[..., :8]
+    whole = jnp.array([0, 7])
+    made = jax.jit(lambda *a: ej.mla_attention(*a, causal=True))(*arguments, *rope)
+    np.testing.assert_allclose(made, _mla_dense(*arguments, *rope, whole, True), atol=2e-5)
+    first = [array[:1] for array in (arguments[0], arguments[1])]
+    packed, starts = [*first, *arguments[2:], rope[0][:1], rope[1][:1]], jnp.array([0, 3, 7])
+    np.testing.assert_allclose(ej.flash_mla(*packed, starts), _mla_dense(*packed, starts, False), atol=2e-5)
+    loss = lambda f: lambda latent, w: (f(arguments[0], latent, w) ** 2).sum()  # noqa: E731
+    found = jax.grad(loss(lambda q, x, w: ej.mla_attention(q, x, w, arguments[3], *rope, causal=True)), (0, 1))
+    wanted = jax.grad(loss(lambda q, x, w: _mla_dense(q, x, w, arguments[3], *rope, whole, True)), (0, 1))
+    for one, other in zip(found(*arguments[1:3]), wanted(*arguments[1:3])):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-3)
+    assert ej.kernel_registry.get("flash_mla") is ej.kernel_registry.get("mla_attention")
+    with pytest.raises(ValueError, match="batch of one"):
+        ej.mla_attention(*arguments, *rope, starts)

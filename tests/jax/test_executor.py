@@ -181,18 +181,3 @@ def test_the_registry_prefers_priorities_and_validates() -> None:
     assert not registry.validate_signatures("one")
     with pytest.raises(ValueError, match='platform is "vulkan"; it is one of triton, pallas, cuda, xla'):
         ej.kernel_registry.get("flash_attention", platform="vulkan")
-
-
-PENDING = [name for name in ej.__all__ if (getattr(ej, name).__doc__ or "").startswith("Not here yet")]
-
-
-@pytest.mark.parametrize("name", PENDING)
-def test_what_has_no_kernel_yet_says_so(name: str) -> None:
-    with pytest.raises(NotImplementedError, match=f"{name}: kernel_pytorch has no kernel for it yet"):
-        getattr(ej, name)(X, X, causal=True)
-
-
-def test_the_registry_says_so_too() -> None:
-    for algorithm in ("native_sparse_attention", "flash_mla"):
-        with pytest.raises(NotImplementedError, match="yet"):
-            ej.kernel_registry.get(algorithm)

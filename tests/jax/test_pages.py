@@ -77,3 +77,27 @@ def test_refusals():
         kp.paged_attention(query, keys, values, tables, lengths, cache_layout="x")
     with pytest.raises(Exception, match="paged_attention: query has size 8, key_cache has 16"):
         kp.paged_attention(query[..., :8], keys, values, tables, lengths)
+
+
+def test_append_kv_turns_keys_and_writes_codes_as_two_steps_do():
+    random = np.random.default_rng(2)
+    key, value = (jnp.asarray(random.standard_normal((5, 2, 16)), jnp.float32) for _ in range(2))
+    angles = random.standard_normal((30, 8))
+    cos, sin = jnp.asarray(np.cos(angles), jnp.float32), jnp.asarray(np.sin(angles), jnp.float32)
+    slots, positions = jnp.array([3, 9, -1, 20, 11], jnp.int32), jnp.array([0, 7, 3, 29, 12], jnp.int32)
+    empty = jnp.zeros((6, 4, 2, 16), jnp.int8)
+    options = {"key_scale": 0.03, "value_scale": 0.02}
+    append = jax.jit(
+        lambda k, v, a, b: kp.append_kv(k, v, a, b, slots, cos=cos, sin=sin, positions=positions, **options)
+    )
+    made, _ = append(key, value, empty, empty)
+    first, second = key[..., :8], key[..., 8:]
+    c, s = cos[positions][:, None], sin[positions][:, None]
+    turned = jnp.concatenate([first * c - second * s, second * c + first * s], -1)
+    expected = np.zeros((24, 2, 16), np.int8)
+    codes = np.clip(np.rint(np.asarray(turned) / np.float32(0.03)), -128, 127)
+    for token, slot in enumerate(np.asarray(slots)):
+        if slot >= 0:
+            expected[slot] = codes[token]
+    assert np.abs(np.asarray(made).reshape(24, 2, 16).astype(int) - expected).max() <= 1  # a tie may round either way
+    assert (np.asarray(made).reshape(24, 2, 16) != expected).mean() < 0.01

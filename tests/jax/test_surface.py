@@ -23,7 +23,9 @@ MISSING = {
     "BlockLists": "BlockMask is what block_lists returns",
     "attention_part_": IN_PLACE + "; attention(return_lse=True) and merge_attention compute parts",
     "attention_part_backward_": IN_PLACE + "; parts have gradients by jax.grad",
+    "causal_conv1d_step_": IN_PLACE + "; causal_conv1d(return_state=True) returns the state",
     "cross_entropy_": IN_PLACE,
+    "delta_rule_step_": IN_PLACE + "; delta_rule(return_state=True) returns the state",
     "linear_attention_step_": IN_PLACE + "; linear_attention(return_state=True) returns the state",
     "log_softmax_": IN_PLACE,
     "rope_": IN_PLACE,
@@ -35,6 +37,7 @@ MISSING_OPTIONS = {
     ("rope_frequencies", "device"): DEVICE,
     ("rope_tables", "device"): DEVICE,
     ("paged_attention", "out"): IN_PLACE,
+    ("plan_decode", "out"): IN_PLACE,
     **{
         ("quantize", one): "weights in few bits are made by quantize_weight"
         for one in ("format", "group", "stochastic")

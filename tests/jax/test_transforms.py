@@ -84,7 +84,7 @@ def test_a_gradient_of_one_argument_alone(case: Case) -> None:
 
 # Samples whose parameters differ, or whose parameters' gradients are asked for, need a call each. So do losses that
 # are one number, packed offsets, groups of rows and tables of embeddings. Of the others vmap makes one call.
-GROUPED = {"grouped_matmul", "ragged_dot", "moe_mlp"}
+GROUPED = {"grouped_matmul", "quantized_grouped_matmul", "ragged_dot", "moe_mlp"}
 LOOPS = {
     "forward": {"cross_entropy", "linear_cross_entropy", "embedding", "mean_pool of packed sequences"} | GROUPED,
     "all forward": {
@@ -93,9 +93,9 @@ LOOPS = {
         *("rms_norm with an activation", "layer_norm with an activation", "linear of two matrices"),
         *("gelu, bias, residual", "gated_activation with biases", "norm_rope", "linear"),
         *("linear with gelu and a residual", "mlp", "gated mlp", "attention with bias and sinks"),
-        *("quantized_matmul", "linear_attention"),
+        *("quantized_matmul", "int8_matmul", "linear_attention", "causal_conv1d"),
     },
-    "backward": {"matmul"} | GROUPED,
+    "backward": {"matmul"} | GROUPED - {"quantized_grouped_matmul"},
 }
 
 

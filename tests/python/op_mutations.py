@@ -32,8 +32,8 @@ TYPES = (
 
 
 def changes(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    first = tensor.flatten()[:1]
-    yield "0-d", first.reshape(()) if first.numel() else tensor.new_zeros(())
+    first = tensor.flatten()[:1] if tensor.numel() else tensor.new_zeros(1)
+    yield "0-d", first.reshape(())
     yield "1-d", first.expand(3).contiguous()
     yield "[0]", tensor.new_empty(0)
     yield "a dimension more", tensor[None]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from kernel_pytorch._ops import gradient_code, optimizer_step
+from kernel_pytorch._ops.delayed_scales import delayed_scales_
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -149,6 +150,7 @@ def _rows(seed: Tensor) -> None:
     _both(functional.mean_pool, leaf(6, 2, 3), torch.tensor([0, 2, 6]))
     _both(functional.chunk_mean_pool, leaf(2, 6, 3), 2)
     _linear_attention()
+    _sparse_attention()
 
 
 def _linear_attention() -> None:
@@ -158,6 +160,30 @@ def _linear_attention() -> None:
         _both(functional.linear_attention, *heads, gate=gate, return_state=True, **options)
     step = [torch.randn(1, 1, 2, size) for size in (4, 4, 3)]
     functional.linear_attention_step_(*step, torch.randn(1, 2, 4, 3), gate=torch.randn(1, 1, 2), decay=torch.randn(2))
+    beta = leaf(1, 6, 2)
+    del options["decay"]
+    for gate in (leaf(1, 6, 2), leaf(1, 6, 2, 4)):
+        _both(functional.delta_rule, *heads, beta, gate=gate, return_state=True, **options)
+    pool, index = torch.randn(3, 2, 4, 3), torch.tensor([2])
+    gates = dict(gate=torch.randn(1, 1, 2), state_index=index, cu_seqlens=torch.tensor([0, 1]))
+    states = dict(initial_state=leaf(2, 3, 5), cu_seqlens=torch.tensor([0, 2, 6]))
+    taps = leaf(5, 4), leaf(5)
+    _both(functional.causal_conv1d, leaf(1, 6, 5), *taps, activation="silu", return_state=True, **states)
+    functional.causal_conv1d_step_(torch.randn(2, 1, 5), torch.randn(5, 3), torch.randn(2, 2, 5), torch.randn(5))
+    functional.delta_rule_step_(*step, torch.rand(1, 1, 2), pool, **gates)
+
+
+def _sparse_attention() -> None:
+    heads = leaf(1, 6, 2, 4), leaf(1, 6, 1, 4), leaf(1, 6, 1, 3)
+    gates = [leaf(1, 6, 2) for _ in range(3)]
+    sizes = dict(block_size=2, blocks=2, window=2, compress_block=2, compress_stride=1)
+    means = dict(compressed_key=leaf(1, 5, 1, 4), compressed_value=leaf(1, 5, 1, 3))
+    lists = dict(block_indices=torch.zeros(1, 6, 1, 2, dtype=torch.int32))
+    _both(functional.native_sparse_attention, *heads, gates=gates, **sizes, **means, **lists)
+    _both(functional.native_sparse_attention, *heads, gates=gates, **sizes, cu_seqlens=torch.tensor([0, 2, 6]))
+    pages = dict(key_lengths=torch.tensor([3, 4]), block_tables=torch.tensor([[1, 0], [0, 2]]))
+    query, weights = torch.randn(2, 1, 2, 4), torch.rand(2, 1, 2)
+    functional.lightning_indexer(query, torch.randn(3, 2, 4), weights, top_k=2, key_scale=torch.rand(3, 2), **pages)
 
 
 def _products() -> None:
@@ -260,6 +286,14 @@ def _float8(seed: Tensor) -> None:
     coded.dequantize(torch.float32)
     _both(functional.quantized_matmul, leaf(2, 3, 32), coded, bias=leaf(4))
     functional.quantize_weight(torch.randn(4, 32), "nvfp4").dequantize(torch.float32)
+    grouped = dict(gather=torch.tensor([1, 0, 2, 2], dtype=torch.int32), bias=leaf(2, 2))
+    _both(functional.quantized_grouped_matmul, leaf(3, 32), coded, ends[:1].repeat(2), **grouped)
+    functional.quantized_grouped_matmul(torch.randn(3, 32), functional.quantize_weight(torch.randn(4, 32)), ends[:1])
+    integers = torch.ones(4, 32, dtype=torch.int8)
+    _both(functional.int8_matmul, leaf(2, 3, 32), integers, torch.rand(4), bias=leaf(4))
+    functional.int8_matmul(integers, integers, torch.rand(4), scale_x=torch.rand(4))
+    layers = [[torch.rand(2) for _ in range(2)] for _ in range(2)]
+    delayed_scales_(torch.rand(3, 4), *layers, torch.rand(4), torch.rand(4))
     sparse = functional.sparse_compress(torch.randn(4, 32))
     sparse.to_dense()
     _both(functional.sparse_matmul, leaf(2, 3, 32), sparse, bias=leaf(4))
@@ -276,9 +310,12 @@ def _pages() -> None:
         return_lse=True, **parts, **scales,
     )  # fmt: skip
     new = torch.randn(2, 1, 8)
-    functional.append_kv(new, new.clone(), cache, cache.clone(), torch.tensor([5, 1]), **scales)
+    rotation = {"cos": torch.randn(9, 4), "sin": torch.randn(9, 4), "positions": torch.tensor([7, 2])}
+    functional.append_kv(new, new.clone(), cache, cache.clone(), torch.tensor([5, 1]), **scales, **rotation)
     plain = (torch.randn(2, 2, 8), cache, cache.clone(), tables, lengths)
     functional.paged_attention(*plain, out=torch.empty(2, 2, 8), return_lse=True)
+    plan = functional.plan_decode(lengths, heads=2, key_heads=1, cu_seqlens_q=torch.arange(3, dtype=torch.int32))
+    functional.plan_decode(lengths, heads=2, key_heads=1, out=plan)
     functional.mla_decode(torch.randn(2, 2, 8), cache[:, :, 0], tables, lengths, head_size_v=6, return_lse=True)
     functional.merge_attention(torch.randn(3, 2, 8), torch.randn(2, 3), torch.randn(3, 2, 8), torch.randn(2, 3))
     functional.sample(torch.randn(2, 9), temperature=1.0, top_k=3, top_p=0.9, min_p=0.1, seeds=5, positions=7)

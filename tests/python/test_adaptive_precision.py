@@ -234,7 +234,7 @@ def test_bad_configurations_are_named() -> None:
     with pytest.raises(ValueError, match="format_type"):
         FP4Quantizer("fp3")
     with pytest.raises(ValueError, match="format"):
-        WeightFormat("int3")
+        WeightFormat("int9")
     with pytest.raises(ValueError, match="gptq"):
         create_ultra_precision_module(
             network(), PrecisionConfig(rounding="gptq", quantization_mode=QuantizationMode.STATIC)

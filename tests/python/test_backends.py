@@ -201,3 +201,55 @@ def test_without_a_sample_the_first_call_is_it(monkeypatch) -> None:
 def test_levels_are_checked(monkeypatch) -> None:
     with pytest.raises(ValueError, match="is 'best'; it is one of conservative, balanced, aggressive"):
         intel(monkeypatch).prepare_model(nn.Linear(2, 2), optimization_level="best")
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("method", ["synchronize", "empty_cache", "clear_cache", "cleanup", "get_memory_stats"])
+def test_methods_of_an_absent_backend_raise_with_the_cure(kind, method) -> None:
+    backend = kind()
+    if backend.is_available():
+        getattr(backend, method)()
+        return
+    with pytest.raises(BackendUnavailableError, match=kind.__name__):
+        getattr(backend, method)()
+    with pytest.raises(BackendUnavailableError, match=kind.__name__):
+        backend.prepare_data({"x": torch.zeros(2)})
+    assert backend.get_all_devices() == []
+
+
+def test_a_cpu_backend_has_the_methods(monkeypatch) -> None:
+    backend = intel(monkeypatch)
+    backend.cleanup()
+    stats = backend.get_memory_stats()
+    assert stats["free_bytes"] > 0 and stats["total_bytes"] > 0
+    assert len(backend.get_all_devices()) == 1
+    x = torch.zeros(2)
+    moved = backend.prepare_data({"x": [x, "text"]})
+    assert moved["x"][0].device == backend.device and moved["x"][1] == "text"
+
+
+def test_nvidia_without_a_device(monkeypatch) -> None:
+    backend = NVIDIABackend()
+    if backend.is_available():
+        pytest.skip("there is one")
+    assert backend.devices == []
+    with pytest.raises(ValueError, match=r"no device cuda:7; there are 0"):
+        backend.set_device(7)
+    with pytest.raises(BackendUnavailableError):
+        backend.get_optimal_attention_kernel(128)
+
+
+def test_a_tpu_saves_and_loads_by_the_host(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(TPUBackend, "missing", lambda self: "")
+    monkeypatch.setattr(TPUBackend, "_device", lambda self: torch.device("cpu"))
+    monkeypatch.setattr(TPUBackend, "synchronize", lambda self: None)
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    backend = TPUBackend()
+    backend.save_model(model, tmp_path / "model.pt")
+    assert backend.load_model(other, tmp_path / "model.pt") is other and torch.equal(other.weight, model.weight)
+    memory = ModuleType("torch_xla.core.xla_model")
+    memory.get_memory_info = lambda device: {"bytes_used": 3, "bytes_limit": 16}  # type: ignore[attr-defined]
+    for name in ("torch_xla", "torch_xla.core"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "torch_xla.core.xla_model", memory)
+    assert backend.get_memory_stats() == {"allocated_bytes": 3, "free_bytes": 13, "total_bytes": 16}

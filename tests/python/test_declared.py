@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-from kernel_pytorch._ops._declared import declared, shapes_of  # noqa: E402
 from kernel_pytorch._ops.attention import AttentionOptions, attention_options  # noqa: E402
+from kernel_pytorch._ops.support.declared import declared, shapes_of  # noqa: E402
 
 from kernel_pytorch import functional  # noqa: E402 (declares the ops to torch)
 

@@ -64,6 +64,17 @@ def test_linear_attention_counts_its_recurrence() -> None:
     whole = 4 * Q.numel() * Q.shape[3]  # a state of size x size, written and read by every token of a head
     assert count(lambda: F.linear_attention(Q, Q, Q)) == whole
     assert count(step(F.linear_attention, Q, Q, Q)) == 3 * whole
+    beta = torch.rand(Q.shape[:3])
+    assert count(lambda: F.delta_rule(Q, Q, Q, beta)) == 1.5 * whole
+    assert count(step(lambda *x: F.delta_rule(*x, beta), Q, Q, Q)) == 5.5 * whole
+
+
+def test_native_sparse_attention_counts_the_keys_of_its_branches() -> None:
+    means = Q.shape[1] / 2 / 4
+    options = dict(block_size=4, blocks=1, window=3, form="ejkernel")
+    counted = count(lambda: F.native_sparse_attention(Q, Q, Q, gates=(1.0, 1.0, 1.0), **options))
+    assert counted == 4 * Q.numel() * (means + min(4, Q.shape[1]) + min(3, Q.shape[1]))
+    assert count(lambda: F.native_sparse_attention(Q, Q, Q, gates=(None, None, 1.0), **options)) == 12 * Q.numel()
 
 
 def test_every_op_that_multiplies_has_a_formula() -> None:
@@ -73,7 +84,8 @@ def test_every_op_that_multiplies_has_a_formula() -> None:
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("kernel_pytorch::")
     }
-    multiplies = {n for n in names if any(word in n for word in ("matmul", "linear", "mlp", "attention", "mla"))}
+    words = ("matmul", "linear", "mlp", "attention", "mla", "delta")
+    multiplies = {n for n in names if any(word in n for word in words)}
     multiplies.remove("merge_attention")  # a weighted sum of two results
     registered = {op.__name__ for op in flop_registry if str(op).startswith("kernel_pytorch.")}
     assert registered == multiplies

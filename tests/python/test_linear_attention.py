@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernel_pytorch.attention import GatedLinearAttention, LightningAttention  # noqa: E402
-from kernel_pytorch.functional import linear_attention, linear_attention_step_  # noqa: E402
+from kernel_pytorch.attention import GatedDeltaNet, GatedLinearAttention, LightningAttention  # noqa: E402
+from kernel_pytorch.functional import linear_attention, linear_attention_step_, ssd  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -185,6 +185,31 @@ def test_one_gate_of_a_token_is_one_of_each_channel():
     torch.testing.assert_close(linear_attention(**wide), linear_attention(**tensors))
 
 
+def test_ssd_is_mamba():
+    make = torch.Generator().manual_seed(0)
+    x, B, C = (torch.randn(2, 70, *sizes, generator=make) for sizes in ((4, 6), (2, 5), (2, 5)))
+    dt, A, D = (torch.randn(*sizes, generator=make) for sizes in ((2, 70, 4), (4,), (4,)))
+    A, bias, start = -A.exp(), torch.ones(4), torch.randn(2, 4, 6, 5, generator=make)
+    leaves = [one.requires_grad_() for one in (x, dt, A.detach(), B, C, D, bias, start)]
+    state, outputs = start, []
+    steps = torch.nn.functional.softplus(dt + bias)
+    for t in range(70):
+        key, query = (one[:, t].repeat_interleave(2, 1)[:, :, None] for one in (B, C))
+        kept = (steps[:, t] * leaves[2]).exp()[..., None, None]
+        state = kept * state + (steps[:, t, :, None] * x[:, t])[..., None] * key
+        outputs.append((state * query).sum(-1) + D[:, None] * x[:, t])
+    expected = torch.stack(outputs, 1)
+    options = {"D": D, "dt_bias": bias, "dt_softplus": True, "initial_state": start, "return_state": True}
+    output, last = ssd(x, dt, leaves[2], B, C, **options)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(last, state, rtol=1e-4, atol=1e-4)
+    wanted, found = (
+        torch.autograd.grad(a.square().sum() + b.sum(), leaves) for a, b in ((expected, state), (output, last))
+    )
+    for ours, theirs in zip(found, wanted):
+        assert error(ours, theirs.double()) < 1e-5
+
+
 def test_bad_input():
     tensors = inputs((1, 8, 4, 8), 8)
     with pytest.raises(RuntimeError, match="heads of value must be a multiple"):
@@ -201,7 +226,7 @@ def test_bad_input():
         linear_attention(**tensors, mode="fast")
 
 
-@pytest.mark.parametrize("layer", [GatedLinearAttention, LightningAttention])
+@pytest.mark.parametrize("layer", [GatedLinearAttention, LightningAttention, GatedDeltaNet])
 def test_layers_go_on_from_their_state(layer):
     torch.manual_seed(0)
     module = layer(32, 4)

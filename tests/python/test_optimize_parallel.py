@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as distributed
 from forced_verdicts import take_first
-from kernel_pytorch._ops import _sharding
+from kernel_pytorch._ops.support import sharding
 from kernel_pytorch._optimize import choose, demo_models, measure, roofs, whole
 from kernel_pytorch._optimize.budget import Budget
 from ranks import member, spawn_to_the_end
@@ -95,7 +95,7 @@ def _parallelized_afterwards(mesh: Any) -> None:
     _parallelize(model, mesh)
     _equals_whole(model, x)
     assert {"rms_norm_forward", "attention_forward"} <= _calls_of_ours(model, x)  # on parts, as before on the whole
-    assert _sharding._registered
+    assert sharding._registered
 
 
 def _parallelized_before(mesh: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +119,46 @@ def test_a_device_of_its_own() -> None:
     script = Path(__file__).with_name("portable_device.py")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def compiled(*arguments: str) -> None:
+    script = Path(__file__).with_name("portable_compiled.py")
+    done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("first", range(2))
+def test_every_function_compiled(first: int) -> None:
+    """Traced whole by torch.compile with gradients; what runs are the formulas and the host's way."""
+    compiled("aot_eager", str(first), "2")
+
+
+def test_inductor_runs_one_too() -> None:
+    compiled("inductor", "0", "1", "rms_norm")
+
+
+# parallel_cross_entropy's cases hold the other ranks' tensors inside a function.
+@pytest.mark.parametrize("name", sorted(set(GENERATORS) - {"parallel_cross_entropy"}))
+def test_shapes_on_the_meta_device(name: str) -> None:
+    """The same shapes, types and gradients without values."""
+    case = next(case for call in range(60) if (case := draw_case(name, 7, call)).refused == "")
+    expected = getattr(functional, name)(*case.args, **case.options)
+
+    def meta(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            parts = [meta(one) for one in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            parts = {one.name: meta(getattr(value, one.name)) for one in dataclasses.fields(value) if one.init}
+            return dataclasses.replace(value, **parts)
+        if not isinstance(value, Tensor):
+            return value
+        moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        return moved.requires_grad_(value.requires_grad)
+
+    found = getattr(functional, name)(*meta(case.args), **{key: meta(value) for key, value in case.options.items()})
+    leaves = [one for one in torch.utils._pytree.tree_leaves(found) if isinstance(one, Tensor)]
+    wanted = [one for one in torch.utils._pytree.tree_leaves(expected) if isinstance(one, Tensor)]
+    for one, other in zip(leaves, wanted, strict=True):
+        assert (one.shape, one.dtype, one.requires_grad) == (other.shape, other.dtype, other.requires_grad)
+        assert one.is_meta or not case.tensors()  # tables are made of numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -98,6 +99,47 @@ def test_experts_are_kept_as_codes() -> None:
     assert type(precision.convert_model(nn.Sequential(layer), "int8")[0]) is MoELayer  # not without being asked
 
 
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "int3", "int4"])
+def test_experts_of_odd_sizes_multiply_by_their_codes(format, tmp_path) -> None:
+    pytest.importorskip("safetensors")
+    torch.manual_seed(0)
+    config = MoEConfig(num_experts=3, top_k=2, use_bias=True, activation="swiglu_clamped")
+    layer = nn.Sequential(MoELayer(45, 90, config=config)).eval()
+    nn.init.normal_(layer[0].gate_up_bias)
+    converted = precision.convert_model(layer, format, experts=True, inplace=False)
+    moe = converted[0]
+    assert moe.gate_up.shape == (3, 180, 45) and {"gate_up.codes", "down.scales"} <= set(moe.state_dict())
+    for name in ("gate_up", "down"):
+        getattr(layer[0], name).data.copy_(getattr(moe, name).dequantize())
+    x = torch.randn(7, 45, requires_grad=True)
+    torch.testing.assert_close(converted(x), layer(x), atol=1e-4, rtol=1e-4)
+    grads = [torch.autograd.grad(one(x).square().sum(), x)[0] for one in (converted, layer)]
+    torch.testing.assert_close(*grads, atol=1e-3, rtol=1e-3)
+    precision.save_quantized(converted, tmp_path / "model.safetensors")
+    plain = nn.Sequential(MoELayer(45, 90, config=config)).eval()
+    again = precision.load_quantized(plain, tmp_path / "model.safetensors")
+    with torch.no_grad():
+        assert torch.equal(again(x), converted(x))
+
+
+def test_integer_products_of_a_model(tmp_path) -> None:
+    pytest.importorskip("safetensors")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(45, 70), nn.SiLU(), nn.Linear(70, 9)).eval()
+    x = torch.randn(2, 5, 45)
+    converted = precision.convert_model(model, "int8", activations="int8", inplace=False)
+    assert [type(m).__name__ for m in converted] == ["Int8Linear", "SiLU", "Int8Linear"]
+    assert float((converted(x) - model(x)).norm() / model(x).norm()) < 0.03
+    precision.save_quantized(converted, tmp_path / "model.safetensors")
+    for empty in (model, precision.convert_model(model, "int8", activations="int8", inplace=False)):
+        again = precision.load_quantized(copy.deepcopy(empty), tmp_path / "model.safetensors")
+        with torch.no_grad():
+            assert torch.equal(again(x), converted(x))
+    assert converted.bfloat16()(x.bfloat16()).dtype is torch.bfloat16
+    with pytest.raises(ValueError, match='activations is "int8" with format "int4"'):
+        precision.convert_model(model, "int4", activations="int8")
+
+
 def test_what_reads_weights_past_their_layers_stays() -> None:
     torch.manual_seed(0)
     layers = nn.Sequential(nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True), nn.Linear(32, 32))
@@ -151,6 +193,14 @@ def words_of(codes: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
     return (words & 0xFFFFFFFF).sub((words >> 31 & 1) << 32).to(torch.int32)
 
 
+def stream_of(codes: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
+    """The same of numbers that may lie in two words, 32 of them in `bits` words."""
+    rows = torch.nn.functional.pad(codes.movedim(dim, -1), (0, -codes.shape[dim] % 32)).unflatten(-1, (-1, 32))
+    ones = (rows[..., None] >> torch.arange(bits) & 1).flatten(-2).unflatten(-1, (bits, 32))
+    words = (ones.long() << torch.arange(32)).sum(-1).flatten(-2)
+    return words.sub((words >> 31 & 1) << 32).to(torch.int32).movedim(-1, dim).contiguous()
+
+
 def written(tmp_path, tensors, config=None):
     safetensors = pytest.importorskip("safetensors.torch")
     safetensors.save_file({name: t.contiguous() for name, t in tensors.items()}, str(tmp_path / "model.safetensors"))
@@ -158,35 +208,37 @@ def written(tmp_path, tensors, config=None):
     return precision.load_quantized(nn.Sequential(nn.Linear(128, 24)), tmp_path)[0]
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
-def test_gptq_is_read(bits, version, tmp_path) -> None:
+@pytest.mark.parametrize("groups", ["ascending", "act-order", "one"])
+def test_gptq_is_read(bits, version, groups, tmp_path) -> None:
     generator = torch.Generator().manual_seed(1)
     codes = torch.randint(0, 2**bits, (128, 24), generator=generator)
-    zeros = torch.randint(1, 2**bits, (2, 24), generator=generator)
-    scales = torch.rand(2, 24, generator=generator).half() * 0.1 + 0.01
+    count = 1 if groups == "one" else 2
+    zeros = torch.randint(1, 2**bits, (count, 24), generator=generator)
+    scales = torch.rand(count, 24, generator=generator).half() * 0.1 + 0.01
+    group = torch.arange(128) // (128 // count)
+    if groups == "act-order":
+        group = group[torch.randperm(128, generator=generator)]
     stored = zeros if version == "gptq_v2" else zeros - 1
     layer = written(
         tmp_path,
         {
-            "0.qweight": words_of(codes, bits, 0), "0.qzeros": words_of(stored, bits, 1), "0.scales": scales,
-            "0.g_idx": torch.arange(128).int() // 64, "0.bias": torch.ones(24),
+            "0.qweight": stream_of(codes, bits, 0), "0.qzeros": stream_of(stored, bits, 1), "0.scales": scales,
+            "0.g_idx": group.int(), "0.bias": torch.ones(24),
         },
         {"bits": bits, "quant_method": "gptq", "checkpoint_format": version},
     )  # fmt: skip
-    group = torch.arange(128) // 64
     expected = ((codes - zeros[group]).float() * scales.float()[group]).t()
     torch.testing.assert_close(layer.dequantize(torch.float32), expected)
     torch.testing.assert_close(layer.bias, nn.Parameter(torch.ones(24), False))
-    with pytest.raises(ValueError, match="order of their activations"):
-        written(
-            tmp_path,
-            {
-                "0.qweight": words_of(codes, bits, 0), "0.qzeros": words_of(stored, bits, 1), "0.scales": scales,
-                "0.g_idx": torch.arange(128).int() % 2, "0.bias": torch.ones(24),
-            },
-            {"bits": bits},
-        )  # fmt: skip
+    assert (layer.order is not None) == (groups == "act-order") and layer.format == f"int{bits}"
+    x = torch.randn(3, 128, generator=generator)
+    torch.testing.assert_close(layer(x), x @ expected.t() + 1, atol=1e-3, rtol=1e-3)
+    if groups == "act-order":  # our own file keeps the order
+        precision.save_quantized(nn.Sequential(layer), tmp_path / "own.safetensors")
+        again = precision.load_quantized(nn.Sequential(nn.Linear(128, 24)), tmp_path / "own.safetensors")[0]
+        assert torch.equal(again(x), layer(x))
 
 
 @pytest.mark.parametrize("asymmetric", [False, True])

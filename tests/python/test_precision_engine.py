@@ -209,9 +209,13 @@ def _objects() -> dict[str, Any]:
         "FP8LayerPlan": precision.plan_fp8(nn.Linear(8, 8))[0],
         "FP8LinearLayer": precision.FP8LinearLayer(8, 8),
         "FP8TrainingEngine": trainer,
+        "Int8Linear": precision.Int8Linear.from_linear(nn.Linear(32, 8)),
         "LayerNumerics": report["0"],
         "QuantizedEmbedding": precision.QuantizedEmbedding(functional.quantize_weight(torch.randn(8, 32), "int4")),
         "QuantizedLinear": precision.QuantizedLinear.from_linear(nn.Linear(32, 8), format="int4"),
+        "QuantizedMatrices": precision.QuantizedMatrices(
+            functional.quantize_weight(torch.randn(8, 32), "int4"), 2, torch.float32
+        ),
         "TensorNumerics": report["0"].tensors["input"],
     }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_pytorch.compat._latent import Expansion
 from kernel_pytorch.serving.fused import Fused
 from kernel_pytorch.serving.models import Plain, serve
 
@@ -32,6 +33,19 @@ _SMALL = {
 }
 _HEADS = {"head_dim": 16}
 _GEMMA = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
 _CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 7},
@@ -49,6 +63,8 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "stablelm": {},
     "starcoder2": {"sliding_window": 8},
     "cohere": {},
+    "deepseek_v2": {**_LATENT, "topk_method": "greedy"},
+    "deepseek_v3": {**_LATENT, "q_lora_rank": None, "topk_group": 1, "n_group": 1},
     "qwen3_moe": {**_HEADS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }
 _FUSED = ("llama", "mistral", "qwen2", "qwen3")
@@ -96,6 +112,61 @@ def test_greedy_tokens_are_hugging_faces(kind: str) -> None:
     for prompt, completion, count in zip(prompts, ours, (9, 14, 6, 11)):
         assert completion.tokens == theirs(model, prompt, count)
         assert completion.reason == "length" and completion.prompt == prompt
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3"])
+def test_latent_rows_are_kept_and_their_expansion_absorbed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = {"attend_pages": 0, "attend_expanded": 0}
+    for name in calls:
+        real = getattr(Expansion, name)
+
+        def counted(*given: Any, name: str = name, real: Any = real, **options: Any) -> Any:
+            calls[name] += 1
+            return real(*given, **options)
+
+        monkeypatch.setattr(Expansion, name, counted)
+    model = model_of(kind)
+    served = serve(model)
+    assert isinstance(served, Plain) and served.is_latent
+    assert served.layers == [serving.LayerShape(1, 16, 4)] * 2  # 20 numbers a token, not 4 * (12 + 6)
+    assert not any("expand_kv" in vars(module) for module in model.modules())
+    calls.update(attend_pages=0, attend_expanded=0)
+    (made,) = serving.generate(model, prompts_of(6), max_new_tokens=3)
+    assert made.tokens == theirs(model, made.prompt, 3)
+    assert calls["attend_expanded"] == 2 + 2 and calls["attend_pages"] > 4  # the check's first chunk, and the prompt
+    with pytest.raises(ValueError, match="keeps latent rows"):
+        serving.Engine(model, cache_dtype=torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float8_e4m3fn, 0.7), (torch.int8, 0.85)])
+def test_caches_in_eight_bits_give_mostly_the_same_tokens(dtype: torch.dtype, least: float) -> None:
+    model = model_of("llama")
+    settings: dict[str, Any] = dict(max_new_tokens=1, page_size=4, max_tokens=32, max_batch=8)
+    (front,) = prompts_of(12)
+    prompts = prompts_of(*range(3, 43)) + [[*front, i] for i in range(8)]
+    engine = serving.Engine(model, cache_dtype=dtype, page_size=4, max_tokens=32, max_batch=8)
+    assert engine.cache.keys[0].dtype == dtype and len(engine.cache.key_scales) == (2 if dtype == torch.int8 else 0)
+    whole = serving.generate(model, prompts, **settings)
+    coded = serving.generate(model, prompts, max_new_tokens=1, engine=engine)
+    agreed = sum(one.tokens == other.tokens for one, other in zip(whole, coded)) / len(prompts)
+    assert agreed >= least, agreed
+    assert engine.cache.allocator.shared_tokens() >= 12  # of prompts that begin alike
+    (again,) = serving.generate(model, [prompts[-1]], max_new_tokens=1, engine=engine)
+    assert again.tokens == coded[-1].tokens
+    forked = engine.cache.fork(engine.cache.begin(front)[0])  # scales are copied with the rows
+    engine.cache.extend(forked, [1])
+    with pytest.raises(ValueError, match=r"cache_dtype is torch\.int32"):
+        serving.Engine(model, cache_dtype=torch.int32)
+
+
+def test_scales_of_tokens_that_are_not_kept_go_nowhere() -> None:
+    cache = serving.PagedCache([serving.LayerShape(2, 3, 4)], 2, 4, dtype=torch.int8)
+    key, value = torch.randn(3, 2, 3), torch.randn(3, 2, 4)
+    scales = cache.append(0, key, value, torch.tensor([7, -1, 2]))
+    found = cache.keys[0].view(8, 2, 3)[[7, 2]].float() * scales["key_scale"].view(8, 2, 1)[[7, 2]]
+    assert (found - key[[0, 2]]).abs().max() < 0.02
+    others = [slot for slot in range(8) if slot not in (7, 2)]
+    assert bool((scales["value_scale"].view(8, 2)[others] == 1).all())
 
 
 def test_a_model_is_left_as_it_was() -> None:

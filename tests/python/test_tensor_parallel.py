@@ -11,7 +11,7 @@ import kernel_pytorch.functional as F
 import pytest
 import torch
 import torch.distributed as distributed
-from kernel_pytorch._ops import _sharding
+from kernel_pytorch._ops.support import sharding
 from ranks import member, spawn_to_the_end
 from torch import Tensor
 
@@ -222,7 +222,7 @@ def _work(rank: int, folder: str) -> None:
 
         torch.manual_seed(0)
         mesh = init_device_mesh("cpu", (MEMBERS,))
-        assert not _sharding._registered
+        assert not sharding._registered
         if rank == 1:  # there a compiler is the first to need the rules
             _compiled(mesh)
         for name in CASES:

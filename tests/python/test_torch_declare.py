@@ -1,4 +1,4 @@
-"""What _declare.py makes of a schema, on ops of these tests alone: routes, refusals, writes, wrong declarations."""
+"""What support/declare.py makes of a schema, on ops of these tests: routes, refusals, writes, wrong declarations."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernel_pytorch._ops import _declare  # noqa: E402
-from kernel_pytorch._ops._declared import declared  # noqa: E402
+from kernel_pytorch._ops.support import declare  # noqa: E402
+from kernel_pytorch._ops.support.declared import declared  # noqa: E402
 
 library = torch.library.Library("kernel_pytorch", "FRAGMENT")
 
@@ -82,11 +82,11 @@ def product_gradient(grads, saved, wanted):
 
 
 seen: list = []
-backward = _declare.backward("declare_product", instead="torch.mul")
-ours = _declare.differentiable("declare_product", saves=["a", "scale"], gradient=product_gradient, name="product")
-negate = _declare.differentiable("declare_negate", gradient=lambda grads, *_: (negate(grads[0]),))
-sign = _declare.without_gradient("declare_sign")
-fill_in_place = _declare.without_gradient("declare_fill", name="fill")
+backward = declare.backward("declare_product", instead="torch.mul")
+ours = declare.differentiable("declare_product", saves=["a", "scale"], gradient=product_gradient, name="product")
+negate = declare.differentiable("declare_negate", gradient=lambda grads, *_: (negate(grads[0]),))
+sign = declare.without_gradient("declare_sign")
+fill_in_place = declare.without_gradient("declare_fill", name="fill")
 for op in LISTS:
     del declared()[op]
 
@@ -173,4 +173,4 @@ def test_writing_into_arguments():
 
 def test_what_is_saved_must_exist():
     with pytest.raises(ValueError, match="no 'nothing', only"):
-        _declare.differentiable("declare_product", saves=["a", "nothing"], gradient=product_gradient)
+        declare.differentiable("declare_product", saves=["a", "nothing"], gradient=product_gradient)

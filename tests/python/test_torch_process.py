@@ -135,16 +135,19 @@ for torch.__version__ in {versions}:
 def test_import_costs_little_beyond_torch(tmp_path):
     # A collection of garbage, 80 ms over torch's objects, falls into one import or another: it is not this one's cost.
     code = """
-import gc, time, torch
+import gc, time
 gc.disable()
+begin = time.thread_time()
+import torch
 start = time.thread_time()
 import kernel_pytorch.core, kernel_pytorch.functional
-print(time.thread_time() - start)
+print(time.thread_time() - start, start - begin)
 """
     # Bytecode as an installation has it; the first import writes it.
     bytecode = dict(PYTHONDONTWRITEBYTECODE="", PYTHONPYCACHEPREFIX=str(tmp_path))
-    seconds = [float(run_python(code, **bytecode)) for _ in range(3)][1:]
-    assert min(seconds) < 0.130, f"the import costs {seconds} seconds of the CPU"
+    runs = [tuple(map(float, run_python(code, **bytecode).split())) for _ in range(3)][1:]
+    ours, torchs = min(runs)
+    assert ours < max(0.130, 0.15 * torchs), f"the import costs {ours} seconds of the CPU, torch's {torchs}"
 
 
 def test_the_names_of_the_package():

@@ -1,6 +1,5 @@
 #include "kernel_pytorch/device/cpu/cpu_info.h"
 
-#include <sched.h>
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
 #include <sys/utsname.h>
@@ -8,16 +7,22 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <fstream>
 #include <string>
-#include <vector>
 
 #include "kernel_pytorch/base/log.h"
 #include "kernel_pytorch/base/options.h"
+#include "kernel_pytorch/device/cpu/arm_level.h"
+#include "kernel_pytorch/device/cpu/system_files.h"
+#include "kernel_pytorch/device/cpu/topology.h"
 #include "kernel_pytorch/device/cpu/x86_level.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#include <sys/prctl.h>
 #endif
 
 namespace kernel_pytorch::cpu_device {
@@ -27,13 +32,6 @@ void note_cache(CpuInfo& cpu, int level, int64_t bytes) {
   if (level == 1) cpu.l1_data_bytes = bytes;
   if (level == 2) cpu.l2_bytes = bytes;
   if (level == 3) cpu.l3_bytes = bytes;
-}
-
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
 }
 
 int64_t parse_cache_size(const std::string& text) {  // "48K", "2M"
@@ -133,19 +131,40 @@ void detect_level_and_caches(CpuInfo& cpu) {
     read_caches_from_kernel(cpu);
 }
 
-#else
+#elif defined(__aarch64__)
 
-std::string model_name() {
+// Of /proc/cpuinfo's first processor: "CPU part\t: 0xd40" has the value "0xd40". Empty without such a line.
+std::string value_in_cpuinfo(std::string_view field) {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("model name")) return trimmed(line.substr(line.find(':') + 1));
+    if (line.starts_with(field)) return trimmed(line.substr(line.find(':') + 1));
   }
+  return "";
+}
+
+std::string model_name() {
+  const std::string implementer = value_in_cpuinfo("CPU implementer"), part = value_in_cpuinfo("CPU part");
+  if (!implementer.empty() && !part.empty()) {
+    return arm_name(std::strtoull(implementer.c_str(), nullptr, 16), std::strtoull(part.c_str(), nullptr, 16));
+  }
+  if (const std::string name = value_in_cpuinfo("model name"); !name.empty()) return name;
   utsname names{};
   return uname(&names) == 0 ? std::string(names.machine) + " processor" : "processor";
 }
 
+CpuIsa level_of_machine() {
+  constexpr unsigned long kHasSve = 1ul << 22;
+  constexpr int kGetVectorLength = 51, kLengthMask = 0xffff;  // PR_SVE_GET_VL
+  ArmFeatures features{.capabilities = getauxval(AT_HWCAP), .more_capabilities = getauxval(AT_HWCAP2)};
+  if (features.capabilities & kHasSve) {
+    const int length = prctl(kGetVectorLength);
+    if (length > 0) features.sve_vector_bytes = length & kLengthMask;
+  }
+  return arm_level(features);
+}
+
 void detect_level_and_caches(CpuInfo& cpu) {
-  cpu.machine_isa = CpuIsa::kNeon;
+  cpu.machine_isa = level_of_machine();
   read_caches_from_kernel(cpu);
 }
 
@@ -165,20 +184,11 @@ bool request_amx_permission() {
 #endif
 }
 
-int allowed_cores() {
-  // The mask must be as wide as the kernel's, which the first sizes may not be on large machines.
-  for (int cpus = 1024; cpus <= 1 << 20; cpus *= 4) {
-    std::vector<cpu_set_t> mask(CPU_ALLOC_SIZE(cpus) / sizeof(cpu_set_t) + 1);
-    const size_t bytes = mask.size() * sizeof(cpu_set_t);
-    if (sched_getaffinity(0, bytes, mask.data()) == 0) return std::max(1, CPU_COUNT_S(bytes, mask.data()));
-  }
-  return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
-}
-
 CpuIsa cap_isa(CpuIsa machine, std::string_view cap) {
-  if (machine == CpuIsa::kNeon) return machine;
-  for (CpuIsa isa : {CpuIsa::kX86V2, CpuIsa::kX86V3, CpuIsa::kX86V4, CpuIsa::kX86V4Bf16, CpuIsa::kX86V4Amx}) {
-    if (name_of(isa) == cap) return std::min(isa, machine);
+  // Down from the machine's own, to the first level of its architecture.
+  const CpuIsa first = machine >= CpuIsa::kNeon ? CpuIsa::kNeon : CpuIsa::kX86V2;
+  for (int level = static_cast<int>(machine); level >= static_cast<int>(first); --level) {
+    if (name_of(static_cast<CpuIsa>(level)) == cap) return static_cast<CpuIsa>(level);
   }
   return machine;
 }
@@ -190,7 +200,9 @@ DeviceInfo detect() {
   if (sysinfo(&system) == 0) info.memory_bytes = static_cast<int64_t>(system.totalram) * system.mem_unit;
   detect_level_and_caches(info.cpu);
   info.cpu.isa = cap_isa(info.cpu.machine_isa, options().cpu_isa);
-  info.cpu.cores = allowed_cores();
+  const Topology& found = topology();
+  info.cpu.cores = found.threads();
+  if (found.memory_limit > 0) info.memory_bytes = std::min(info.memory_bytes, found.memory_limit);
   return info;
 }
 

@@ -1,4 +1,4 @@
-// Detection of the CPU: instruction level by cpuid and by what the operating system enables, caches, cores.
+// Detection of the CPU: instruction level by what the processor has and the operating system enables, caches, cores.
 #pragma once
 
 #include <string_view>
@@ -9,9 +9,6 @@ namespace kernel_pytorch::cpu_device {
 
 // Everything but the fingerprint. Costs microseconds and touches no GPU driver.
 DeviceInfo detect();
-
-// Cores that this process may run on (the affinity mask of the calling thread).
-int allowed_cores();
 
 // The machine's level, lowered to the named one ("v3"); a name above the machine's level, or empty, changes nothing.
 CpuIsa cap_isa(CpuIsa machine, std::string_view cap);

@@ -3,6 +3,7 @@
 #include "kernel_pytorch/device/cpu/thread_pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -11,9 +12,11 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "kernel_pytorch/base/options.h"
-#include "kernel_pytorch/device/cpu/cpu_info.h"
+#include "kernel_pytorch/device/cpu/topology.h"
 
 namespace kernel_pytorch::cpu_device {
 namespace {
@@ -52,7 +55,9 @@ struct Job {
 
 class Pool {
  public:
-  Pool(int width, bool may_spin) : width_(width), spins_(may_spin ? kSpins : 0) {}
+  // `nodes`: CPUs of each NUMA node among which threads are divided; empty where they run anywhere.
+  Pool(int width, bool may_spin, std::vector<std::vector<int>> nodes)
+      : width_(width), spins_(may_spin ? kSpins : 0), nodes_(std::move(nodes)) {}
 
   int width() const { return width_; }
 
@@ -142,13 +147,25 @@ class Pool {
     for (int i = 1; i < width_; ++i) {
       pthread_t thread;
       if (pthread_create(&thread, &detached, serve_pool, this) != 0) break;
+      if (!nodes_.empty())
+        keep_on(thread, nodes_[static_cast<size_t>(i) * nodes_.size() / static_cast<size_t>(width_)]);
     }
     pthread_attr_destroy(&detached);
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
+  // A thread that cannot be kept there runs anywhere, which is only slower.
+  static void keep_on(pthread_t thread, const std::vector<int>& cpus) {
+    const int last = *std::max_element(cpus.begin(), cpus.end());
+    std::vector<cpu_set_t> mask(CPU_ALLOC_SIZE(last + 1) / sizeof(cpu_set_t) + 1);
+    const size_t bytes = mask.size() * sizeof(cpu_set_t);
+    for (int cpu : cpus) CPU_SET_S(cpu, bytes, mask.data());
+    pthread_setaffinity_np(thread, bytes, mask.data());
+  }
+
   const int width_;
   const int spins_;
+  const std::vector<std::vector<int>> nodes_;
   bool started_ = false;
   int sleeping_ = 0;
   std::deque<Job*> jobs_;
@@ -178,9 +195,11 @@ class OwnThreads : public Threads {
  private:
   static Pool& pool() {
     if (Pool* known = pool_.load(std::memory_order_acquire)) return *known;
-    const int cores = allowed_cores();
-    const int width = options().threads > 0 ? options().threads : cores;
-    Pool* fresh = new Pool(width, width <= cores);
+    const Topology machine = read_topology(allowed_cpus());
+    const int usual = machine.threads();
+    const int width = options().threads > 0 ? options().threads : usual;
+    const bool divides = width == machine.cores && machine.nodes.size() > 1;
+    Pool* fresh = new Pool(width, width <= usual, divides ? machine.nodes : std::vector<std::vector<int>>());
     Pool* first = nullptr;
     if (pool_.compare_exchange_strong(first, fresh, std::memory_order_acq_rel)) return *fresh;
     delete fresh;  // another thread was faster; no thread of ours was started yet

@@ -7,8 +7,9 @@
 
 namespace kernel_pytorch::cpu_device {
 
-// One pool per process, Options::threads wide (default: one per allowed core). The calling thread is one of the
-// workers.
+// One pool per process, Options::threads wide (default: Topology::threads of the calling thread's affinity mask). The
+// calling thread is one of the workers. On machines of several NUMA nodes the default pool's threads stay each on its
+// node, so that what they wrote first stays near.
 KP_EXPORT Threads& own_threads();
 
 }  // namespace kernel_pytorch::cpu_device

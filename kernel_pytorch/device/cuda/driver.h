@@ -56,9 +56,10 @@ void load_now(CUkern_st* kernel, int device_index, const std::string& label);
 struct LaunchShape {
   unsigned grid_x = 1, grid_y = 1, grid_z = 1;
   unsigned block_x = 1;
-  unsigned cluster_x = 1;               // 1: no cluster
-  unsigned shared_bytes = 0;            // dynamic; raised above the default limit where needed
-  bool programmatic_dependent = false;  // may start before the kernel ahead of it in the stream ends (griddepcontrol)
+  unsigned cluster_x = 1;     // 1: no cluster
+  unsigned shared_bytes = 0;  // dynamic; raised above the default limit where needed
+  // May start before the kernel ahead of it in the stream ends (griddepcontrol), on devices that can.
+  bool programmatic_dependent = false;
 };
 
 // Launches on the context's stream. `label` ("rms_norm/cluster threads=256") is named in the error.

@@ -7,9 +7,11 @@
 #include <mutex>
 #include <vector>
 
+#include "kernel_pytorch/device/cuda/capability.h"
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/device/cuda/driver_table.h"
 #include "kernel_pytorch/device/cuda/launch_counts.h"
+#include "kernel_pytorch/device/cuda/paper.h"
 #include "kernel_pytorch/device/rehearsal.h"
 
 namespace kernel_pytorch::cuda_device {
@@ -146,8 +148,11 @@ void load_now(CUkern_st* kernel, int device_index, const std::string& label) {
   }
 }
 
-void launch(const Context& context, CUkern_st* kernel, const LaunchShape& shape, std::span<void*> arguments,
+void launch(const Context& context, CUkern_st* kernel, const LaunchShape& asked, std::span<void*> arguments,
             const std::string& label) {
+  LaunchShape shape = asked;
+  shape.programmatic_dependent &= has_feature(*context.info, CudaFeature::kDependentLaunch);
+  if (PaperLaunches* paper = PaperLaunches::current()) return paper->launch(kernel, shape, label);
   const int device_index = context.info->device.index;
   const CurrentDevice current(device_index);
   const DriverTable& driver = *cuda_device::driver();

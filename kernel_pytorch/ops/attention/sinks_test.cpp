@@ -36,8 +36,8 @@ std::vector<Level> levels() {
          [&table](const ForwardProblem& problem, Context& context) { run_forward(problem, table, context); },
          [&table](const BackwardProblem& problem, Context& context) { run_backward(problem, table, context); }});
   };
-#if defined(__x86_64__)
   const CpuIsa isa = device_info({}).cpu.machine_isa;
+#if defined(__x86_64__)
   add("v2", {DType::kFloat32, DType::kBFloat16}, isa_v2::kTileKernels);
   if (isa >= CpuIsa::kX86V3) add("v3", {DType::kFloat32, DType::kBFloat16}, isa_v3::kTileKernels);
   if (isa >= CpuIsa::kX86V4) add("v4", {DType::kFloat32, DType::kFloat16}, isa_v4::kTileKernels);
@@ -45,6 +45,7 @@ std::vector<Level> levels() {
   if (isa >= CpuIsa::kX86V4Amx) add("amx", {DType::kBFloat16}, isa_v4amx::kAmxKernels);
 #else
   add("neon", {DType::kFloat32, DType::kBFloat16}, isa_neon::kTileKernels);
+  if (isa >= CpuIsa::kSve256) add("sve256", {DType::kFloat32, DType::kFloat16}, isa_sve256::kTileKernels);
 #endif
   return all;
 }

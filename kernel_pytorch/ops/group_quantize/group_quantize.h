@@ -1,12 +1,12 @@
-// A matrix in few bits: codes of 4 or 8 bits and one scale for each group of columns of a row, and back. The formats,
+// A matrix in few bits: codes of 2 to 8 bits and one scale for each group of columns of a row, and back. The formats,
 // their codes and the order of codes in memory are those of ops/support/group_format/format_cuda.h.
 //
 // quantize: scales follow from the group's largest magnitude:
 //   nvfp4   amax / (6 * tensor_scale), to nearest even in E4M3, at most 448
 //   mxfp4, mxfp8   2^(floor(log2 amax) - 2), 2^(floor(log2 amax) - 8), from 2^-127 on: OCP's rule
-//   int4, int8     amax / 7, amax / 127, to nearest even in the scales' type; with zeros (high - low) / 15, or 255,
-//   where
-//                  low is at most and high at least 0, and zero = -low / scale to the nearest integer. Below 2^-100: 0
+//   int2 .. int8   amax / (half of the codes - 1), so / 1, 3, 7, 15, 31 and 127, to nearest even in the scales' type;
+//                  with zeros (high - low) / the last code, where low is at most and high at least 0, and zero =
+//                  -low / scale to the nearest integer. Below 2^-100: 0
 // A code is the nearest one to x, ties to even, larger magnitudes saturate; "nearest" compares with exact boundaries,
 // no quotient is rounded first (nvfp4: exact where tensor_scale is a power of two). With a seed it is one of the two
 // nearest, the upper one where 16 random bits of base/philox.h for the element's place (row * columns + column), as a
@@ -15,7 +15,7 @@
 //
 // dequantize: value = code * scale * tensor_scale in fp32 (nvfp4: two products), then rounded to the output's type.
 //
-// Shapes: x and output [rows, columns], rows any distance apart; codes [rows, ceil(columns / codes in a byte)] bytes;
+// Shapes: x and output [rows, columns], rows any distance apart; codes [rows, ceil(columns * bits / 8)] bytes;
 // scales and zeros [rows, ceil(columns / group)], contiguous. Types: x and output fp32, bf16 or fp16, output also e4m3
 // (saturated); scales e4m3 (nvfp4), bytes (mxfp4, mxfp8), else bf16, fp16 or fp32, of which quantize writes x's. Sizes
 // of 0 are legal.
@@ -31,9 +31,7 @@
 namespace kernel_pytorch::group_quantize {
 
 using group_format::Format;
-inline constexpr std::string_view kFormatWords = "nvfp4 mxfp4 mxfp8 int4 int8";
-inline constexpr std::string_view kCodesShape =
-    "rows ceil(columns/2) | rows ceil(columns/2) | rows columns | rows ceil(columns/2) | rows columns";
+inline constexpr std::string_view kFormatWords = "nvfp4 mxfp4 mxfp8 int4 int8 int2 int3 int5 int6";
 
 enum class OutputType : uint8_t { kFp32, kBf16, kFp16, kE4M3 };
 
@@ -43,15 +41,16 @@ struct Quantize {
   TensorView seed{};          // optional: int64[2], the seed and the offset
   Format format = Format::kNvfp4;
   int64_t group = 16;
+  int64_t bytes = 0;  // of a row of codes, where a front end makes them
   TensorView codes{};
   TensorView scales{};
-  TensorView zeros{};  // optional, int4 and int8
+  TensorView zeros{};  // optional, integers
 };
 
 struct Dequantize {
   TensorView codes{};
   TensorView scales{};
-  TensorView zeros{};         // optional, int4 and int8: bytes
+  TensorView zeros{};         // optional, integers: bytes
   TensorView tensor_scale{};  // nvfp4, optional: fp32, one element
   Format format = Format::kNvfp4;
   int64_t group = 16;
@@ -72,8 +71,8 @@ inline constexpr auto kQuantizeFields = fields<Quantize>(
     optional_input<&Quantize::seed>(
         {.shape = "2", .dtype = "int64", .memory = MemoryLayout::kContiguous, .content = "seeds"}),
     option<&Quantize::format>({.key = KeyPart::kValue, .choices = kFormatWords}),
-    option<&Quantize::group>({.key = KeyPart::kValue}),
-    output<&Quantize::codes>({.shape = kCodesShape, .shape_by = "format", .dtype = "int8"}),
+    option<&Quantize::group>({.key = KeyPart::kValue}), option<&Quantize::bytes>({.symbolic = true}),
+    output<&Quantize::codes>({.shape = "rows bytes", .dtype = "int8"}),
     output<&Quantize::scales>({.shape = "rows ceil(columns/group)", .dtype = "x", .dtype_option = "scales_dtype"}),
     output<&Quantize::zeros>(
         {.shape = "rows ceil(columns/group)", .dtype = "int8", .wanted = "asymmetric", .trial = "zeros"}));

@@ -22,10 +22,9 @@ Dequantize make_dequantize(const registry::ProblemRequest& request) {
   const auto matrix = [&](DType dtype, int64_t width) {
     return contiguous_view(nullptr, dtype, {rows, width}, request.device);
   };
-  const int64_t in_byte = group_format::codes_in_byte(problem.format);
   const int64_t groups = (columns + problem.group - 1) / problem.group;
   problem.columns = columns;
-  problem.codes = matrix(DType::kInt8, (columns + in_byte - 1) / in_byte);
+  problem.codes = matrix(DType::kInt8, group_format::code_bytes(problem.format, columns));
   problem.scales =
       matrix(scale_type_of(problem.format, registry::dtype_option(request, "scales", DType::kBFloat16)), groups);
   if (registry::flag_option(request, "zeros", false)) problem.zeros = matrix(DType::kInt8, groups);
@@ -39,6 +38,9 @@ Dequantize make_dequantize(const registry::ProblemRequest& request) {
 // Option besides those of the list: tensor_scale=0|1.
 void arrange_quantize(const registry::ProblemRequest& request, Quantize& problem) {
   problem.scales.dtype = scale_type_of(problem.format, problem.x.dtype);
+  const int64_t rows = problem.x.sizes[0];
+  problem.bytes = group_format::code_bytes(problem.format, problem.x.sizes[1]);
+  problem.codes = contiguous_view(nullptr, DType::kInt8, {rows, problem.bytes}, request.device);
   if (registry::flag_option(request, "tensor_scale", false)) {
     problem.tensor_scale = contiguous_view(nullptr, DType::kFloat32, {1}, request.device);
   }
@@ -49,12 +51,14 @@ constexpr const char* kQuantizeShapes = R"(
     5x130 format=mxfp4,mxfp8 group=32 seed=0,1; 64x512 format=mxfp4,mxfp8 group=32
     9x256 format=int4,int8 group=32,64,128 zeros=0,1; 33x330 format=int4,int8 group=64 zeros=0,1 seed=0,1
     1x1 format=int4 group=128; 0x64 format=mxfp4 group=32; 4x0 format=mxfp4 group=32
+    9x256 format=int2,int3,int5,int6 group=32,128 zeros=0,1; 33x333 format=int2,int3,int5,int6 group=64 zeros=0,1 seed=0,1
 )";
 constexpr const char* kDequantizeShapes = R"(
     fp32 bf16 fp16: 3x64 format=nvfp4 group=16 tensor_scale=0,1; 65x200 format=nvfp4 group=16
     5x130 format=mxfp4,mxfp8 group=32; 64x512 format=mxfp4,mxfp8 group=32
     9x256 format=int4,int8 group=32,64,128 zeros=0,1; 33x330 format=int4,int8 group=64 zeros=0,1 scales=fp32
     1x1 format=int4 group=128; 0x64 format=mxfp4 group=32; 4x0 format=mxfp4 group=32
+    9x256 format=int2,int3,int5,int6 group=32,128 zeros=0,1; 33x333 format=int2,int3,int5,int6 group=64 zeros=0,1
     e4m3: 64x512 format=mxfp4,mxfp8 group=32; 5x130 format=mxfp4 group=32; 3x64 format=nvfp4 group=16 tensor_scale=1
 )";
 

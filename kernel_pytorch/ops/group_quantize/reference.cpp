@@ -129,19 +129,25 @@ int stochastic_code(Format format, const std::vector<double>& values, float valu
   return sign | (low + (share > fraction * step ? 1 : 0));
 }
 
+// Bit by bit, as the contract has them.
 void put_code(const TensorView& codes, Format format, int64_t row, int64_t column, int code) {
   uint8_t* bytes = codes.as<uint8_t>() + row * codes.sizes[1];
-  if (!group_format::has_4_bits(format)) {
-    bytes[column] = static_cast<uint8_t>(code);
-  } else if (column % 2 == 0) {
-    bytes[column / 2] = static_cast<uint8_t>(code);  // the half of a column that is not there is 0
-  } else {
-    bytes[column / 2] = static_cast<uint8_t>(bytes[column / 2] | code << 4);
+  const int bits = group_format::code_bits(format);
+  for (int i = 0; i < bits; ++i) {
+    const int64_t place = column * bits + i;
+    if (place % 8 == 0) bytes[place / 8] = 0;  // bits of columns that are not there are 0
+    bytes[place / 8] = static_cast<uint8_t>(bytes[place / 8] | (code >> i & 1) << place % 8);
   }
 }
 int code_at(const TensorView& codes, Format format, int64_t row, int64_t column) {
   const uint8_t* bytes = codes.as<const uint8_t>() + row * codes.sizes[1];
-  return group_format::has_4_bits(format) ? bytes[column / 2] >> (column % 2 * 4) & 15 : bytes[column];
+  const int bits = group_format::code_bits(format);
+  int code = 0;
+  for (int i = 0; i < bits; ++i) {
+    const int64_t place = column * bits + i;
+    code |= (bytes[place / 8] >> place % 8 & 1) << i;
+  }
+  return code;
 }
 
 void put_scale(const Quantize& problem, int64_t place, float stored) {
@@ -216,7 +222,7 @@ void run_dequantize(const Dequantize& problem, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("group_quantize reference 1");
+  return hash_text("group_quantize reference 2");
 }
 
 }  // namespace

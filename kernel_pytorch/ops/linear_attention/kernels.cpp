@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "kernel_pytorch/base/element.h"
+#include "kernel_pytorch/ops/linear_attention/delta/operation.h"
 #include "kernel_pytorch/ops/linear_attention/operation.h"
 #include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
@@ -89,9 +90,15 @@ constexpr auto kDeclarations = registry::join(
     registry::differentiable<Forward, forward>("linear_attention", "linear_attention_forward", kForwardFields),
     registry::plain<Forward, forward>("linear_attention_", kForwardFields,
                                       {.always = "initial_state", .in_place = true}),
-    registry::plain<Backward, backward>("linear_attention_backward", kBackwardFields));
+    registry::plain<Backward, backward>("linear_attention_backward", kBackwardFields),
+    registry::differentiable<delta::Forward, delta::forward>("delta_rule", "delta_rule_forward", delta::kForwardFields,
+                                                             {.never = "state_index"}),
+    registry::plain<delta::Forward, delta::forward>("delta_rule_", delta::kForwardFields,
+                                                    {.always = "initial_state", .in_place = true}),
+    registry::plain<delta::Backward, delta::backward>("delta_rule_backward", delta::kBackwardFields));
 
-extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                                .operations = registry::erased<kForward, kBackward>};
+extern constinit const registry::OpEntry kEntry{
+    .declarations = kDeclarations,
+    .operations = registry::erased<kForward, kBackward, delta::kForward, delta::kBackward>};
 
 }  // namespace kernel_pytorch::linear_attention

@@ -1,11 +1,9 @@
 #include "kernel_pytorch/ops/linear_attention/linear_attention.h"
 
-#include <initializer_list>
 #include <string_view>
 
 #include "kernel_pytorch/base/error.h"
-#include "kernel_pytorch/ops/linear_attention/operation.h"
-#include "kernel_pytorch/ops/support/packed_offsets.h"
+#include "kernel_pytorch/ops/linear_attention/checks.h"
 #include "kernel_pytorch/registry/choose.h"
 
 namespace kernel_pytorch::linear_attention {
@@ -13,110 +11,21 @@ namespace {
 
 constexpr std::string_view kOp = "linear_attention";
 
-struct Checks {
-  Device device;
-  DType dtype;
-
-  void place(std::string_view name, const TensorView& view, int rank) const {
-    KP_CHECK(view.is_present(), kOp, ": ", name, " is missing");
-    KP_CHECK(view.device == device, kOp, ": ", name, " is on ", view.device, ", the call runs on ", device,
-             "; move all tensors to one device");
-    KP_CHECK(view.rank == rank, kOp, ": ", name, " has shape ", shape_text(view.shape()), "; it must have ", rank,
-             " dimensions");
-  }
-  void type(std::string_view name, const TensorView& view, DType wanted) const {
-    KP_CHECK(view.dtype == wanted, kOp, ": ", name, " is ", view.dtype, ", it must be ", wanted, " where query is ",
-             dtype, "; convert it");
-  }
-  void dense(std::string_view name, const TensorView& view) const {
-    KP_CHECK(view.size(-1) <= 1 || view.element_count() == 0 || view.stride(-1) == 1, kOp, ": ", name, " is ", view,
-             "; its last dimension must be dense, make it contiguous");
-  }
-  void shape(std::string_view name, const TensorView& view, std::initializer_list<int64_t> sizes) const {
-    place(name, view, static_cast<int>(sizes.size()));
-    int dimension = 0;
-    for (int64_t size : sizes) {
-      KP_CHECK(view.sizes[dimension] == size, kOp, ": ", name, " has shape ", shape_text(view.shape()), "; it must be ",
-               shape_text({sizes.begin(), sizes.size()}));
-      ++dimension;
-    }
-  }
-  void result(std::string_view name, const TensorView& view, std::initializer_list<int64_t> sizes, DType wanted) const {
-    if (!view.is_present()) return;
-    shape(name, view, sizes);
-    type(name, view, wanted);
-    KP_CHECK(is_contiguous(view), kOp, ": ", name, " is ", view, "; it must be contiguous");
-  }
-  void gate(std::string_view name, const TensorView& view, std::initializer_list<int64_t> sizes) const {
-    if (!view.is_present()) return;
-    shape(name, view, sizes);
-    KP_CHECK(view.dtype == dtype || (view.dtype == DType::kFloat32 && dtype != DType::kFloat64), kOp, ": ", name,
-             " is ", view.dtype, ", query is ", dtype, "; convert it to that type or to fp32");
-  }
-};
-
 template <class Problem>
-Checks check_inputs(const Problem& problem, Device device) {
-  const Checks checks{device, problem.query.dtype};
-  checks.place("query", problem.query, 4);
-  const DType dtype = problem.query.dtype;
-  KP_CHECK(
-      dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16 || dtype == DType::kFloat64,
-      kOp, ": query is ", dtype, "; convert it to fp32, bf16, fp16 or fp64");
-  KP_CHECK(dtype != DType::kFloat64 || device.kind == DeviceKind::kCpu, kOp, ": query is fp64 on ", device,
-           "; fp64 is supported on the CPU only, convert it to fp32");
-  checks.place("key", problem.key, 4);
-  checks.place("value", problem.value, 4);
+Checks check_states(const Problem& problem, Device device) {
+  const Checks checks = check_inputs(kOp, problem, device);
   const Sizes sizes(problem);
-  checks.shape("query", problem.query, {sizes.batch, sizes.tokens, sizes.query_heads, sizes.columns});
-  checks.shape("key", problem.key, {sizes.batch, sizes.tokens, sizes.key_heads, sizes.columns});
-  checks.type("key", problem.key, dtype);
-  checks.type("value", problem.value, dtype);
-  for (const auto& [name, heads] : {std::pair{"query", sizes.query_heads}, std::pair{"key", sizes.key_heads}}) {
-    KP_CHECK(heads == sizes.heads || (heads > 0 && sizes.heads % heads == 0), kOp, ": ", name, " has ", heads,
-             " heads, value has ", sizes.heads, "; the heads of value must be a multiple");
-  }
-  KP_CHECK(sizes.columns > 0 && sizes.values > 0, kOp, ": query has ", sizes.columns, " columns, value has ",
-           sizes.values, "; each needs at least one");
-  checks.dense("query", problem.query);
-  checks.dense("key", problem.key);
-  checks.dense("value", problem.value);
-  checks.gate("gate", problem.gate, {sizes.batch, sizes.tokens, sizes.heads});
-  checks.gate("channel_gate", problem.channel_gate, {sizes.batch, sizes.tokens, sizes.heads, sizes.columns});
-  if (problem.channel_gate.is_present()) checks.dense("channel_gate", problem.channel_gate);
-  if (problem.cu_seqlens.is_present()) {
-    const TensorView& offsets = problem.cu_seqlens;
-    checks.place("cu_seqlens", offsets, 1);
-    KP_CHECK(offsets.dtype == DType::kInt32 || offsets.dtype == DType::kInt64, kOp, ": cu_seqlens is ", offsets.dtype,
-             "; convert it to int32 or int64");
-    KP_CHECK(offsets.sizes[0] >= 1 && is_contiguous(offsets), kOp, ": cu_seqlens is ", offsets,
-             "; it must be contiguous, sequences + 1 long");
-    KP_CHECK(sizes.batch == 1, kOp, ": with cu_seqlens the batch is 1, query has ", sizes.batch,
-             "; put the sequences one after another");
-  }
-  const DType state = statistic_type(dtype);
+  const DType state = statistic_type(checks.dtype);
   checks.result("decay", problem.decay, {sizes.heads}, state);
   checks.result("initial_state", problem.initial_state, {sizes.sequences, sizes.heads, sizes.columns, sizes.values},
                 state);
   return checks;
 }
 
-template <class Problem>
-void check_offsets(const Problem& problem, const Context& context) {
-  if (!problem.cu_seqlens.is_present()) return;
-  check_offset_values({.op = kOp,
-                       .name = "cu_seqlens",
-                       .offsets = problem.cu_seqlens,
-                       .tensor = "query",
-                       .tokens = problem.value.sizes[1],
-                       .begins_with_zero = true},
-                      context);
-}
-
 }  // namespace
 
 void check(const Forward& problem, Device device) {
-  const Checks checks = check_inputs(problem, device);
+  const Checks checks = check_states(problem, device);
   const Sizes sizes(problem);
   const DType dtype = problem.query.dtype, state = statistic_type(dtype);
   KP_CHECK(problem.output.is_present(), kOp, ": output is missing");
@@ -125,7 +34,7 @@ void check(const Forward& problem, Device device) {
 }
 
 void check(const Backward& problem, Device device) {
-  const Checks checks = check_inputs(problem, device);
+  const Checks checks = check_states(problem, device);
   const Sizes sizes(problem);
   const DType dtype = problem.query.dtype, state = statistic_type(dtype);
   checks.shape("grad_output", problem.grad_output, {sizes.batch, sizes.tokens, sizes.heads, sizes.values});
@@ -155,13 +64,13 @@ void check(const Backward& problem, Device device) {
 
 void forward(const Forward& arguments, Context& context) {
   check(arguments, context.device());
-  check_offsets(arguments, context);
+  check_offsets(kOp, arguments, context);
   registry::run_best(kForward, arguments, context);
 }
 
 void backward(const Backward& arguments, Context& context) {
   check(arguments, context.device());
-  check_offsets(arguments, context);
+  check_offsets(kOp, arguments, context);
   registry::run_best(kBackward, arguments, context);
 }
 

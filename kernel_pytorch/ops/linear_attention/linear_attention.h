@@ -5,8 +5,7 @@
 //
 // No gate: plain linear attention. decay, one for each head: lightning attention, retention. gate, one for each token
 // and head: Mamba-2's SSD, simple GLA. channel_gate, one more for each column: GLA. All are logarithms, at most 0 (what
-// is above grows, and overflows as the numbers do; -inf forgets the state,
-// but by chunks on a GPU, where gates are finite), and any of them may be there together.
+// is above grows, and overflows as the numbers do; -inf forgets the state), and any of them may be there together.
 //
 // Heads are those of the value. The heads of query and key divide them: head h reads query head h * query_heads /
 // heads. A sequence begins with initial_state, zeros where absent, and ends in final_state, so that a sequence may be

@@ -2,6 +2,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/paged_attention/latent/operation.h"
 #include "kernel_pytorch/ops/paged_attention/operation.h"
+#include "kernel_pytorch/ops/paged_attention/plan/operation.h"
 #include "kernel_pytorch/registry/declared.h"
 #include "kernel_pytorch/registry/op_entry.h"
 #include "kernel_pytorch/registry/request_options.h"
@@ -102,9 +103,30 @@ registry::Cost attend_cost(const Attend& problem) {
                    problem.block_tables.element_count() / requests * problem.key_cache.sizes[1]};
 }
 
-// A request's shape is [tokens, key_heads, size]; options: pages, page_size, value_size, cache, heads_first, scales.
+constexpr std::string_view kRopeWords[] = {"none", "half", "whole", "positions"};
+
+// Tables with one value for a pair or with two, a row for each token or rows by their positions.
+void make_rotation(const registry::ProblemRequest& request, Append* problem) {
+  const int kind = registry::choice_option(request, "rope", kRopeWords, "none");
+  problem->rotary_dim = registry::integer_option(request, "rotary_dim", 0);
+  problem->interleaved = registry::flag_option(request, "interleaved", false);
+  if (kind == 0) return;
+  const int64_t tokens = request.shape[0], turned = problem->rotary_dim > 0 ? problem->rotary_dim : request.shape[2];
+  const DType dtype = registry::dtype_option(request, "table", DType::kFloat32);
+  const auto make_table = [&] {
+    return contiguous_view(nullptr, dtype, {kind == 3 ? tokens + 5 : tokens, kind == 2 ? turned : turned / 2},
+                           request.device);
+  };
+  problem->cos = make_table();
+  problem->sin = make_table();
+  if (kind == 3) problem->positions = contiguous_view(nullptr, DType::kInt32, {tokens}, request.device);
+}
+
+// A request's shape is [tokens, key_heads, size]; options: pages, page_size, value_size, cache, heads_first, scales,
+// rope=half|whole|positions, rotary_dim, interleaved, table=TYPE.
 Append make_append(const registry::ProblemRequest& request) {
-  registry::check_options(request, {"pages", "page_size", "value_size", "cache", "heads_first", "scales", "slots"});
+  registry::check_options(request, {"pages", "page_size", "value_size", "cache", "heads_first", "scales", "slots",
+                                    "rope", "rotary_dim", "interleaved", "table"});
   KP_CHECK(request.shape.size() == 3, "append_kv: the shape is ", shape_text(request.shape),
            "; it must be [tokens, key_heads, size]");
   Append problem;
@@ -120,7 +142,13 @@ Append make_append(const registry::ProblemRequest& request) {
       contiguous_view(nullptr, registry::dtype_option(request, "slots", DType::kInt64), {tokens}, request.device);
   problem.key_scale = make_scale(request, problem.key_cache);
   problem.value_scale = make_scale(request, problem.value_cache);
+  make_rotation(request, &problem);
   return problem;
+}
+
+registry::Filling append_filling(const Append& problem, std::string_view tensor) {
+  if (tensor == "positions") return {.content = registry::Content::kIndices, .limit = problem.cos.sizes[0]};
+  return registry::detail::declared_filling(kAppendFields, &problem, tensor);
 }
 
 // No slot twice, some rows without one.
@@ -147,7 +175,10 @@ constexpr const char* kAttendShapes = R"(
 )";
 constexpr const char* kAppendShapes = R"(
     fp32 bf16 fp16: 1x1x64; 37x2x80 page_size=7 slots=int32; 65x4x128 heads_first=1 value_size=64; 0x2x64
-    20x3x64 cache=e4m3,int8 scales=none,one,head,token page_size=4
+    20x3x64 cache=e4m3,int8 scales=none,one,head,token page_size=4; 19x2x64 rope=half,whole,positions interleaved=0,1
+    21x3x80 rope=positions rotary_dim=22 interleaved=0,1 cache=e4m3,int8 scales=token,one; 9x2x33 rope=half rotary_dim=30
+    18x2x128 rope=whole cache=e4m3 scales=head interleaved=1 heads_first=1; 5x1x8 rope=half rotary_dim=6 value_size=3
+    bf16: 18x2x128 rope=whole,positions table=bf16 cache=e4m3 interleaved=0,1
 )";
 
 }  // namespace
@@ -164,6 +195,7 @@ constinit const registry::Operation<Attend> kAttend = registry::declared<Attend,
 constinit const registry::Operation<Append> kAppend = registry::declared<Append, kAppendFields>(
     {.name = "append_kv",
      .kernels = registry::kernel_list<kAppendCuda, kAppendCpu, kAppendReference>,
+     .filling = append_filling,
      .set_trial_inputs = set_slots,
      .make = make_append,
      .check = check,
@@ -173,9 +205,11 @@ constexpr auto kDeclarations =
     registry::join(registry::plain<Attend, attend>("paged_attention", kAttendFields),
                    registry::plain<Attend, attend>("paged_attention_", kAttendFields, {.updated = "output lse"}),
                    registry::plain<Append, append>("append_kv", kAppendFields),
-                   registry::plain<Latent, attend_latent>("mla_decode", kLatentFields));
+                   registry::plain<Latent, attend_latent>("mla_decode", kLatentFields),
+                   registry::plain<PlanDecode, plan_decode>("plan_decode", kPlanFields),
+                   registry::plain<PlanDecode, plan_decode>("plan_decode_", kPlanFields, {.updated = "plan"}));
 
 extern constinit const registry::OpEntry kEntry{.declarations = kDeclarations,
-                                                .operations = registry::erased<kAttend, kAppend, kLatent>};
+                                                .operations = registry::erased<kAttend, kAppend, kLatent, kPlanDecode>};
 
 }  // namespace kernel_pytorch::paged_attention

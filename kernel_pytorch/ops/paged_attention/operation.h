@@ -19,6 +19,15 @@ extern const registry::Kernel<Append> kAppendCuda, kAppendCpu, kAppendReference;
 // The slot of a token; on the CPU, where one outside the cache is an error.
 int64_t checked_slot(const Append& problem, int64_t token);
 
+// How keys are turned: pairs of a head's columns, 0 where they are not, and elements of a table from one to the next.
+struct Rotation {
+  int64_t pairs = 0, step = 1;
+};
+Rotation rotation_of(const Append& problem);
+void check_rotation(const Append& problem, Device device);
+// The row of cos and sin for a token; on the CPU, where a position outside the tables is an error.
+int64_t checked_row(const Append& problem, int64_t token);
+
 // A request's tokens and keys; on the CPU, where offsets and lengths can be read.
 struct Request {
   int64_t first_query = 0, queries = 0, keys = 0;
@@ -32,6 +41,9 @@ struct KeyRange {
   int64_t first = 0, last = 0;
 };
 KeyRange keys_seen(const Attend& problem, const Request& request, int64_t position);
+
+// What a plan must look like (plan/plan.cpp).
+void check_plan(const Attend& problem, Device device);
 
 // The page of a key, or -1.
 int64_t page_of(const Attend& problem, int64_t request, int64_t key);

@@ -168,6 +168,7 @@ void check(Attend& problem, Device device) {
   KP_CHECK(problem.output.dtype == problem.query.dtype, "paged_attention: output is ", problem.output.dtype,
            ", query is ", problem.query.dtype, "; they must be equal");
   check_lse(check, problem.lse, heads, tokens);
+  check_plan(problem, device);
 }
 
 void check(Latent& problem, Device device) {
@@ -243,6 +244,7 @@ void check(Append& problem, Device device) {
   KP_CHECK(is_contiguous(problem.slots), "append_kv: slots must be contiguous");
   check.check_scale("key_scale", problem.key_scale, problem.key_cache);
   check.check_scale("value_scale", problem.value_scale, problem.value_cache);
+  check_rotation(problem, device);
 }
 
 Request request_at(const Attend& problem, int64_t index) {
@@ -265,7 +267,7 @@ KeyRange keys_seen(const Attend& problem, const Request& request, int64_t positi
   KeyRange range{0, request.keys};
   if (problem.causal) range.last = std::min(range.last, position + 1);
   if (problem.window_right >= 0)
-    range.last = std::min(range.last, position + 1 + std::min(problem.window_right, request.keys));
+    range.last = std::min(range.last, position + 1 + std::min(problem.window_right, request.keys + request.queries));
   if (problem.window_left >= 0) range.first = std::max<int64_t>(0, position - problem.window_left);
   range.last = std::max(range.last, range.first);
   return range;

@@ -21,8 +21,11 @@
 // 656 bytes a token (512 codes, 4 scales, 64 numbers of rope). indices [tokens, top] in place of tables and lengths:
 // token t sees the slots indices[t, i] = page * page_size + row alone, -1 is none.
 //
-// append: row t of key and value goes to slot slots[t] = page * page_size + row of its cache; -1 goes nowhere. A cache
-// in FP8 or int8 holds value / scale, to nearest even, saturated.
+// append: row t of key and value goes to slot slots[t] = page * page_size + row of its cache; -1 goes nowhere. With cos
+// and sin the pairs of a key's first rotary_dim columns are turned first, as in rope/rope.h, by row positions[t] of the
+// tables, or row t: first * cos - second * sin and second * cos + first * sin in fp32, the second product rounded, the
+// sum by one FMA, so that every device writes the same bits. A cache in FP8 or int8 holds value / scale, to nearest
+// even, saturated; rotation and scale are rounded to the cache's type once.
 //
 // Types: query, output and new keys fp32, bf16 or fp16; caches of that type, e4m3 or int8. Scales fp32: one, one of a
 // key head, or one of a token and head, [pages, page_size, key_heads]. Sums and lse are fp32.
@@ -44,6 +47,7 @@ struct Attend {
   TensorView block_tables{};              // int32 [requests, pages of a request]
   TensorView seq_lens{};                  // int32 [requests]
   TensorView cu_seqlens_q{};              // optional: int32 [requests + 1], ascending from 0
+  TensorView plan{};                      // optional: of plan_decode, for these lengths, heads and windows
   TensorView mask{};                      // optional: bool [requests, queries, queries], true keeps
   TensorView sinks{}, alibi_slopes{};     // optional: fp32 [heads]
   TensorView key_scale{}, value_scale{};  // optional, see above
@@ -67,6 +71,7 @@ inline constexpr auto kAttendFields = fields<Attend>(
         {.shape = "requests table", .dtype = "int32", .memory = MemoryLayout::kContiguous, .key = KeyPart::kSizes}),
     input<&Attend::seq_lens>({.shape = "requests", .dtype = "int32", .memory = MemoryLayout::kContiguous}),
     optional_input<&Attend::cu_seqlens_q>({.dtype = "int32", .memory = MemoryLayout::kContiguous}),
+    optional_input<&Attend::plan>({.dtype = "int32", .memory = MemoryLayout::kContiguous}),
     optional_input<&Attend::mask>({.shape = "requests queries queries", .dtype = "bool"}),
     optional_input<&Attend::sinks>({.shape = "heads", .dtype = "fp32", .memory = MemoryLayout::kContiguous}),
     optional_input<&Attend::alibi_slopes>({.shape = "heads", .dtype = "fp32", .memory = MemoryLayout::kContiguous}),
@@ -118,6 +123,10 @@ struct Append {
   TensorView key{}, value{};              // [tokens, key_heads, size or value_size]
   TensorView slots{};                     // int64 or int32 [tokens]
   TensorView key_scale{}, value_scale{};  // optional
+  TensorView cos{}, sin{};                // optional: [rows, rotary_dim or half of it], fp32 or the key's type
+  TensorView positions{};                 // optional: int64 or int32 [tokens], rows of cos and sin
+  int64_t rotary_dim = 0;                 // 0: from the tables' width, as in rope
+  bool interleaved = false;               // pairs are neighbours, not half of rotary_dim apart
   TensorView key_cache{}, value_cache{};  // [pages, page_size, key_heads, size or value_size]
 };
 
@@ -127,14 +136,48 @@ inline constexpr auto kAppendFields = fields<Append>(
     input<&Append::slots>({.shape = "tokens", .memory = MemoryLayout::kContiguous, .trial_dtype = "slots"}),
     optional_input<&Append::key_scale>({.dtype = "fp32", .content = "positive"}),
     optional_input<&Append::value_scale>({.dtype = "fp32", .content = "positive"}),
+    optional_input<&Append::cos>({.memory = MemoryLayout::kDenseLast}),
+    optional_input<&Append::sin>({.memory = MemoryLayout::kDenseLast}),
+    optional_input<&Append::positions>({.shape = "tokens", .memory = MemoryLayout::kContiguous}),
+    option<&Append::rotary_dim>(), option<&Append::interleaved>({.key = KeyPart::kValue}),
     updated<&Append::key_cache>({.shape = "pages page_size key_heads size", .memory = MemoryLayout::kDenseLast}),
     updated<&Append::value_cache>(
         {.shape = "pages page_size key_heads value_size", .memory = MemoryLayout::kDenseLast}));
 
+// How the keys of a step's requests are shared out, computed where the lengths are: one array of fixed capacity for all
+// layers of a model and, written in place, for all steps. The numbers are described in plan/plan_cuda.h. With 0
+// unit_keys, tile_rows and tile_heads are the device's own. A CPU cuts requests as the plan says and refuses a plan of
+// other lengths; the kernels of a GPU share out keys inside their launches, and do not read it.
+struct PlanDecode {
+  TensorView seq_lens{};      // int32 [requests]
+  TensorView cu_seqlens_q{};  // optional: int32 [requests + 1]
+  int64_t heads = 0, key_heads = 0;
+  int64_t queries = 1;  // of each request, without cu_seqlens_q
+  bool causal = true;
+  int64_t window_left = -1, window_right = -1;
+  bool batch_invariant = false;  // units do not depend on the other requests
+  int64_t most_keys = 0;         // of a request: what its table can name; 0: any
+  int64_t unit_keys = 0, tile_rows = 0, tile_heads = 0;
+  int64_t capacity = 0;  // numbers of the plan: at least 9 and one for each request
+  TensorView plan{};     // int32 [capacity]
+};
+
+inline constexpr auto kPlanFields = fields<PlanDecode>(
+    input<&PlanDecode::seq_lens>(
+        {.shape = "requests", .leads = true, .dtype = "int32", .memory = MemoryLayout::kContiguous}),
+    optional_input<&PlanDecode::cu_seqlens_q>({.dtype = "int32", .memory = MemoryLayout::kContiguous}),
+    option<&PlanDecode::heads>(), option<&PlanDecode::key_heads>(), option<&PlanDecode::queries>({.symbolic = true}),
+    option<&PlanDecode::causal>(), option<&PlanDecode::window_left>(), option<&PlanDecode::window_right>(),
+    option<&PlanDecode::batch_invariant>(), option<&PlanDecode::most_keys>({.symbolic = true}),
+    option<&PlanDecode::unit_keys>(), option<&PlanDecode::tile_rows>(), option<&PlanDecode::tile_heads>(),
+    option<&PlanDecode::capacity>({.symbolic = true}),
+    output<&PlanDecode::plan>({.shape = "capacity", .dtype = "int32"}));
+
 // Throw Error{kInvalidArgument} naming the argument, both values and the cure. On the CPU a page or slot outside the
-// cache is an error; a GPU takes it for -1.
+// cache is an error; a GPU takes it for -1. A position without a row is an error on the CPU and gives NaN on a GPU.
 KP_EXPORT void attend(const Attend& arguments, Context& context);
 KP_EXPORT void attend_latent(const Latent& arguments, Context& context);
+KP_EXPORT void plan_decode(const PlanDecode& arguments, Context& context);
 KP_EXPORT void append(const Append& arguments, Context& context);
 
 }  // namespace kernel_pytorch::paged_attention

@@ -116,19 +116,29 @@ void run_attend(const Attend& problem, int, Context&) {
   }
 }
 
-void append_row(const TensorView& rows, int64_t token, const TensorView& cache, const TensorView& scale, int64_t slot) {
-  const int64_t page = slot / cache.sizes[1], row = slot % cache.sizes[1];
-  for (int64_t head = 0; head < cache.sizes[2]; ++head) {
-    const bool is_scaled = cache.dtype == DType::kFloat8E4M3 || cache.dtype == DType::kInt8;
-    const float divisor = is_scaled ? scale_at(scale, page, row, head) : 1;
-    const int64_t from = token * rows.strides[0] + head * rows.strides[1], to = offset_in(cache, page, row, head);
-    for (int64_t i = 0; i < cache.sizes[3]; ++i) {
-      // In fp32, as every kernel divides: a quotient that was rounded twice would give other codes.
-      float value = static_cast<float>(load_element(rows.data, rows.dtype, from + i)) / divisor;
-      if (cache.dtype == DType::kInt8)
-        value = std::isnan(value) ? 0 : std::clamp(std::nearbyint(value), -128.0f, 127.0f);
-      store_element(cache.data, cache.dtype, to + i, value);
-    }
+// In fp32, as every kernel computes: a number that was rounded elsewhere would give other codes.
+void append_row(std::vector<float>& values, const TensorView& cache, float divisor, int64_t to) {
+  const bool is_scaled = cache.dtype == DType::kFloat8E4M3 || cache.dtype == DType::kInt8;
+  for (size_t i = 0; i < values.size(); ++i) {
+    float value = is_scaled ? values[i] / divisor : values[i];
+    if (cache.dtype == DType::kInt8) value = std::isnan(value) ? 0 : std::clamp(std::nearbyint(value), -128.0f, 127.0f);
+    store_element(cache.data, cache.dtype, to + static_cast<int64_t>(i), value);
+  }
+}
+
+void turn(const Append& problem, int64_t token, std::vector<float>& values) {
+  const Rotation rotation = rotation_of(problem);
+  const int64_t row = checked_row(problem, token);
+  const auto at = [&](const TensorView& table, int64_t pair) {
+    const int64_t place = row * table.strides[0] + pair * rotation.step * table.strides[1];
+    return static_cast<float>(load_element(table.data, table.dtype, place));
+  };
+  for (int64_t i = 0; i < rotation.pairs; ++i) {
+    float& first = values[static_cast<size_t>(problem.interleaved ? 2 * i : i)];
+    float& second = values[static_cast<size_t>(problem.interleaved ? 2 * i + 1 : i + rotation.pairs)];
+    const float a = first, b = second, cosine = at(problem.cos, i), sine = at(problem.sin, i);
+    first = std::fma(a, cosine, -(b * sine));
+    second = std::fma(b, cosine, a * sine);
   }
 }
 
@@ -136,8 +146,20 @@ void run_append(const Append& problem, int, Context&) {
   for (int64_t token = 0; token < problem.key.sizes[0]; ++token) {
     const int64_t slot = checked_slot(problem, token);
     if (slot < 0) continue;
-    append_row(problem.key, token, problem.key_cache, problem.key_scale, slot);
-    append_row(problem.value, token, problem.value_cache, problem.value_scale, slot);
+    const int64_t page = slot / problem.key_cache.sizes[1], row = slot % problem.key_cache.sizes[1];
+    for (int64_t head = 0; head < problem.key_cache.sizes[2]; ++head) {
+      const auto write = [&](const TensorView& rows, const TensorView& cache, const TensorView& scale, bool is_turned) {
+        std::vector<float> values(static_cast<size_t>(cache.sizes[3]));
+        const int64_t from = token * rows.strides[0] + head * rows.strides[1];
+        for (size_t i = 0; i < values.size(); ++i) {
+          values[i] = static_cast<float>(load_element(rows.data, rows.dtype, from + static_cast<int64_t>(i)));
+        }
+        if (is_turned) turn(problem, token, values);
+        append_row(values, cache, scale_at(scale, page, row, head), offset_in(cache, page, row, head));
+      };
+      write(problem.key, problem.key_cache, problem.key_scale, problem.cos.is_present());
+      write(problem.value, problem.value_cache, problem.value_scale, false);
+    }
   }
 }
 

@@ -4,11 +4,13 @@
 #include "kernel_pytorch/ops/gated_activation/gated_activation.h"
 #include "kernel_pytorch/ops/quantize/operation.h"
 #include "kernel_pytorch/ops/rms_norm/rms_norm.h"
+#include "kernel_pytorch/ops/support/cuda_support.h"
 
 namespace kernel_pytorch::quantize {
 namespace {
 
-registry::Support supports(const Quantize& problem, const DeviceInfo&) {
+registry::Support supports(const Quantize& problem, const DeviceInfo& device) {
+  if (device.is_cuda() && float8_obstacle(device) != nullptr) return registry::Support::no(float8_obstacle(device));
   return registry::Support::unless(has_producer(problem) ? nullptr : "nothing is to be made of x first");
 }
 

@@ -31,9 +31,9 @@ Product make_product(const registry::ProblemRequest& request) {
   const auto matrix = [&](DType dtype, int64_t rows, int64_t columns) {
     return contiguous_view(nullptr, dtype, {rows, columns}, request.device);
   };
-  const int64_t in_byte = group_format::codes_in_byte(problem.format), groups = (k + problem.group - 1) / problem.group;
+  const int64_t groups = (k + problem.group - 1) / problem.group;
   problem.x = matrix(request.dtype, m, k);
-  problem.codes = matrix(DType::kInt8, n, (k + in_byte - 1) / in_byte);
+  problem.codes = matrix(DType::kInt8, n, group_format::code_bytes(problem.format, k));
   problem.scales = matrix(group_quantize::scale_type_of(problem.format, request.dtype), n, groups);
   if (registry::flag_option(request, "zeros", false)) problem.zeros = matrix(DType::kInt8, n, groups);
   if (registry::flag_option(request, "tensor_scale", false)) {
@@ -55,7 +55,10 @@ constexpr const char* kShapes = R"(
     129x72x512 format=mxfp4,mxfp8 group=32; 70x136x896 format=int4,int8 group=64 zeros=0,1
     4x24x20480 format=int4 group=128; 40x1040x384 format=nvfp4 group=16
     3x5x37 format=int4 group=32; 33x7x53 format=nvfp4 group=16; 300x24x128 format=int8 group=128
+    1x70x512 format=int2,int3,int5,int6 group=128 bias=1 activation=silu; 13x33x352 format=int2,int3,int5,int6 group=32 zeros=1
+    5x9x77 format=int2,int3,int5,int6 group=64; 40x24x256 format=int3 group=64 zeros=1
     fp32: 1x96x200 format=nvfp4 group=16 tensor_scale=1 bias=1 activation=silu; 4x33x130 format=mxfp4,mxfp8 group=32
+    3x40x200 format=int2,int3,int5,int6 group=64 zeros=0,1
     17x40x256 format=int4,int8 group=64 zeros=0,1; 0x8x32 format=int4 group=32; 4x8x0 format=int4 group=32 bias=1
 )";
 
@@ -63,8 +66,8 @@ constexpr const char* kShapes = R"(
 
 constinit const registry::Operation<Product> kProduct = registry::declared<Product, kFields, flops>(
     {.name = "quantized_matmul",
-     .kernels =
-         registry::kernel_list<kCudaStream, kCudaWgmma, kCudaThin, kCudaMma, kCpuDots, kCpuThin, kComposed, kReference>,
+     .kernels = registry::kernel_list<kCudaStream, kCudaWgmma, kCudaThin, kCudaMma, kCudaBits, kCpuDots, kCpuThin,
+                                      kComposed, kReference>,
      .precision = precision,
      .make = make_product,
      .check = check,

@@ -10,8 +10,8 @@ namespace kernel_pytorch::quantized_matmul {
 void check(Product& problem, Device device);
 
 extern const registry::Operation<Product> kProduct;
-extern const registry::Kernel<Product> kCudaThin, kCudaStream, kCudaMma, kCudaWgmma, kCpuDots, kCpuThin, kComposed,
-    kReference;
+extern const registry::Kernel<Product> kCudaThin, kCudaStream, kCudaMma, kCudaWgmma, kCudaBits, kCpuDots, kCpuThin,
+    kComposed, kReference;
 
 inline constexpr int64_t kThinRows = 16;  // at most, of the kernels for few rows
 

@@ -10,7 +10,7 @@
 // apply the scale of integers to a group's sum, where nothing is rounded.
 //
 // The weight is as group_quantize makes it and checkpoints have it: one layout for every number of rows.
-// Shapes: x [..., k], output [..., n], codes [n, ceil(k / codes in a byte)], scales and zeros [n, ceil(k / group)],
+// Shapes: x [..., k], output [..., n], codes [n, ceil(k * bits / 8)], scales and zeros [n, ceil(k / group)],
 // bias [n]. Types: x and output fp32, bf16 or fp16 alike, and so are the scales of integers; bias theirs or fp32.
 // mxfp8's codes may be any, NaN included. Sizes of 0 are legal; k = 0 gives activation(bias).
 #pragma once
@@ -29,7 +29,7 @@ struct Product {
   TensorView x{};
   TensorView codes{};
   TensorView scales{};
-  TensorView zeros{};         // optional, int4 and int8
+  TensorView zeros{};         // optional, integers
   TensorView tensor_scale{};  // optional, nvfp4: fp32, one element
   TensorView bias{};          // optional
   Format format = Format::kNvfp4;

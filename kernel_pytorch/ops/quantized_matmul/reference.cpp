@@ -20,9 +20,12 @@ double scale_at(const TensorView& scales, int64_t place) {
 }
 
 double weight_at(const Product& problem, int64_t row, int64_t column) {
-  const int in_byte = group_format::codes_in_byte(problem.format);
-  const int byte = problem.codes.as<const uint8_t>()[row * problem.codes.sizes[1] + column / in_byte];
-  const int code = in_byte == 2 ? byte >> (column % 2 * 4) & 15 : byte;
+  const uint8_t* bytes = problem.codes.as<const uint8_t>() + row * problem.codes.sizes[1];
+  int code = 0;
+  for (int i = 0, bits = group_format::code_bits(problem.format); i < bits; ++i) {
+    const int64_t bit = column * bits + i;
+    code |= (bytes[bit / 8] >> bit % 8 & 1) << i;
+  }
   const int64_t place = row * problem.scales.sizes[1] + column / problem.group;
   double value;
   if (group_format::is_integer(problem.format)) {

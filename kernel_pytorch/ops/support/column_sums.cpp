@@ -68,7 +68,7 @@ void add_column_sums(const ColumnSums& all_sums, Context& context) {
   shape.grid_x = static_cast<unsigned>((sums.columns + arguments.block_columns - 1) / arguments.block_columns);
   shape.grid_y = sums.partials[1] == nullptr ? 1 : 2;
   shape.block_x = kSumThreads;
-  shape.programmatic_dependent = context.info->cuda.capability() >= 90;
+  shape.programmatic_dependent = has_feature(*context.info, CudaFeature::kDependentLaunch);
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }
 

@@ -9,8 +9,11 @@
 #define KP_EACH_CPU_LEVEL(...) \
   namespace isa_neon {         \
   __VA_ARGS__                  \
+  }                            \
+  namespace isa_sve256 {       \
+  __VA_ARGS__                  \
   }
-#define KP_AT_CPU_LEVEL(isa, name) (static_cast<void>(isa), isa_neon::name)
+#define KP_AT_CPU_LEVEL(isa, name) ((isa) >= ::kernel_pytorch::CpuIsa::kSve256 ? isa_sve256::name : isa_neon::name)
 #else
 #define KP_EACH_CPU_LEVEL(...) \
   namespace isa_v2 {           \

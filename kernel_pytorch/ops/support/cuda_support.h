@@ -9,6 +9,7 @@
 #include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/base/tensor_view.h"
 #include "kernel_pytorch/device/context.h"
+#include "kernel_pytorch/device/cuda/capability.h"
 #include "kernel_pytorch/device/device_code.h"
 
 struct CUkern_st;
@@ -44,28 +45,21 @@ constexpr int cuda_type_index(DType dtype) {
   return dtype == DType::kFloat32 ? 0 : dtype == DType::kBFloat16 ? 1 : dtype == DType::kFloat16 ? 2 : -1;
 }
 
-inline constexpr const char* kNeedsCuda = "runs on CUDA devices only";
-inline constexpr const char* kNeedsAmpere = "needs compute capability 8.0 or newer";
-inline constexpr const char* kNeedsHopper = "needs compute capability 9.0 or newer";
 inline constexpr const char* kNeedsSmallFloat = "takes fp32, bf16 and fp16; fp64 runs on the CPU";
 
-// Null, or why no CUDA kernel takes this device, or rows of this type.
+// Null, or why no CUDA kernel takes this device, or rows of this type. What newer kernels need is a feature_obstacle.
 inline const char* cuda_obstacle(const DeviceInfo& device) {
-  if (!device.is_cuda()) return kNeedsCuda;
-  return device.cuda.capability() < 80 ? kNeedsAmpere : nullptr;
+  return feature_obstacle(device, CudaFeature::kMma);
 }
 inline const char* cuda_obstacle(DType dtype, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(device)) return obstacle;
   return cuda_type_index(dtype) < 0 ? kNeedsSmallFloat : nullptr;
 }
 
-// The same for kernels that convert to or from FP8. 8.0 to 8.8 have neither conversions nor products. Products are by
-// mma on 8.9 and 12.x, by wgmma on 9.0, by tcgen05 on 10.x: a kernel of one of these asks for its capability itself.
-inline constexpr const char* kNeedsFloat8 =
-    "needs compute capability 8.9 or newer, which converts FP8; use bf16, or a CPU to try a recipe";
+// The same for kernels that convert to or from FP8. Products are by mma on 8.9 and 12.x, by wgmma on 9.0, by tcgen05 on
+// 10.x: a kernel of one of these asks for it itself.
 inline const char* float8_obstacle(const DeviceInfo& device) {
-  if (const char* obstacle = cuda_obstacle(device)) return obstacle;
-  return device.cuda.capability() < 89 ? kNeedsFloat8 : nullptr;
+  return feature_obstacle(device, CudaFeature::kFloat8);
 }
 
 inline int64_t divide_up(int64_t value, int64_t by) {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._casting import parameter_for, same_type
-from ._declare import backward, differentiable
-from ._seed import seed_for
+from .support.casting import parameter_for, same_type
+from .support.declare import backward, differentiable
+from .support.seed import seed_for
 
 
 def activation(

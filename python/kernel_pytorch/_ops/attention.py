@@ -13,12 +13,12 @@ from torch import Tensor
 
 from .._shape_rules import window_sides
 from ..expression import trace
-from ._autograd import transforms_active, wants_gradient
-from ._casting import autocast, statistics_dtype
-from ._declare import backward, differentiable
-from ._declared import declared, saves_of
-from ._masks import Sizes, join_masks
-from ._seed import seed_for
+from .support.autograd import transforms_active, wants_gradient
+from .support.casting import autocast, statistics_dtype
+from .support.declare import backward, differentiable
+from .support.declared import declared, saves_of
+from .support.masks import Sizes, join_masks
+from .support.seed import seed_for
 
 _TORCH_ATTENTION = torch_functional.scaled_dot_product_attention
 _PRODUCTS = ("query", "key", "value")
@@ -131,8 +131,8 @@ def attention(
         dropout_p, seed: probabilities are dropped in steps of 1/256; int64[2] (seed, offset), None draws one.
         mask: broadcasts as bias; True keeps. Integers and floating numbers as in attention_mask.
         attention_mask: bool (True keeps), integers (1 keeps, 0 hides) or floating numbers (added to the scores), of
-            shape [batch, keys], [queries, keys], [heads, queries, keys] or [batch, heads, queries, keys]; _masks.py has
-            the rule. mask, bias and attention_mask hold together.
+            shape [batch, keys], [queries, keys], [heads, queries, keys] or [batch, heads, queries, keys] (the rule:
+            support/masks.py). mask, bias and attention_mask hold together.
         block_mask: a torch BlockMask, or what has its attributes; its mask_mod is taken as well.
         score_mod: (score, batch, head, q, k, *captured) -> score; mask_mod: (batch, head, q, k, *captured) -> bool.
         captured: tensors that the mods read; those of floating types get gradients.

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from .._shape_rules import window_sides
-from ._casting import autocast
-from ._declare import without_gradient
+from .support.casting import autocast
+from .support.declare import without_gradient
 
 _LAYOUTS = {"bhsd": True, "bshd": False}
 

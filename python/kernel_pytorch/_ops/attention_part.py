@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._casting import statistics_dtype
-from ._declare import without_gradient
 from .attention import attention_options
+from .support.casting import statistics_dtype
+from .support.declare import without_gradient
 
 
 def attention_part_(

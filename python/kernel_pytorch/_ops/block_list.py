@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .._shape_rules import block_pair, longest, selection_blocks
-from ._declare import without_gradient
 from .mean_pooling import chunk_mean_pool, mean_pool
+from .support.declare import without_gradient
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._autograd import adds_gradients, eager, last_derivative, wants_gradient
-from ._batching import BatchingRule
-from ._casting import parameter_for, statistics_dtype
-from ._declare import backward, differentiable, without_gradient
+from .support.autograd import adds_gradients, eager, last_derivative, wants_gradient
+from .support.batching import BatchingRule
+from .support.casting import parameter_for, statistics_dtype
+from .support.declare import backward, differentiable, without_gradient
 
 _ops = torch.ops.kernel_pytorch
 _REDUCTIONS = ("none", "sum", "mean")

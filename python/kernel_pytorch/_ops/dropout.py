@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._declare import differentiable
-from ._seed import seed_for
+from .support.declare import differentiable
+from .support.seed import seed_for
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, *, seed: Tensor | None = None) -> Tensor:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from ._declare import without_gradient
-from ._seed import seed_for
 from .grouped_matmul import ends_of
 from .quantized_matmul import QuantizedWeight, quantize_weight
+from .support.declare import without_gradient
+from .support.seed import seed_for
 
 GRANULARITIES = ("tensor", "row", "1x128", "128x128")
 _FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
@@ -65,8 +65,9 @@ def quantize(
 
     Args:
         x: fp32, bf16 or fp16, any strides.
-        format: "nvfp4", "mxfp4", "mxfp8", "int4" or "int8"; None for FP8, which the options after `stochastic` are for.
-        group: columns that share a scale, of "int4" and "int8": 32, 64 or 128.
+        format: as quantize_weight takes it, "nvfp4" or "int4" and so on; None for FP8, which the options after
+            `stochastic` are for.
+        group: columns that share a scale, of integers: 32, 64 or 128.
         stochastic: draws a seed where none is given.
         dtype: torch.float8_e4m3fn or torch.float8_e5m2.
         granularity: of the scales: "tensor", "row", "1x128" or "128x128" blocks.

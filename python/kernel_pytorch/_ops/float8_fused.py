@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._casting import parameter_for
-from ._declare import without_gradient
 from .float8 import OutputBuffers, Quantized
+from .support.casting import parameter_for
+from .support.declare import without_gradient
 
 
 class QuantizedNorm(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def row_scales(weight: QuantizedWeight) -> tuple[Tensor, Tensor]:
 
 def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
     relative, factors = row_scales(weight)
-    plain = QuantizedWeight(weight.codes, relative, None, None, weight.format, weight.group)
+    plain = replace(weight, scales=relative, zeros=None, tensor_scale=None)
     rows = x.reshape(-1, x.shape[-1])
     quantized = quantize(rows, granularity="row")
     values = dequantize_weight(plain, torch.float8_e4m3fn)

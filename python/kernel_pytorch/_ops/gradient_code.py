@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._declare import without_gradient
+from .support.declare import without_gradient
 
 gradient_encode_: Any = without_gradient("gradient_encode_")
 gradient_decode_: Any = without_gradient("gradient_decode_")

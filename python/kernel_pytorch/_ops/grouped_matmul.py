@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._autograd import wants_gradient
-from ._casting import autocast
-from ._declare import differentiable, without_gradient
 from .activation import activation as activate
 from .gated_activation import gated_activation
+from .support.autograd import wants_gradient
+from .support.casting import autocast
+from .support.declare import differentiable, without_gradient
 
 _ops = torch.ops.kernel_pytorch
 _GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu", "glu": "sigmoid"}

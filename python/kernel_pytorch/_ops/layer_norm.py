@@ -7,10 +7,10 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from ._casting import check_dtype, parameter_for, same_type, wide_first
-from ._declare import backward, differentiable
 from .activation import activation as activate
 from .activation import backward_of_activation
+from .support.casting import check_dtype, parameter_for, same_type, wide_first
+from .support.declare import backward, differentiable
 
 
 @overload

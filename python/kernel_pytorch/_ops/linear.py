@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._autograd import wants_gradient
-from ._casting import autocast, parameter_for
-from ._declare import backward, differentiable
 from .gated_activation import gated_activation
 from .matmul import matmul
+from .support.autograd import wants_gradient
+from .support.casting import autocast, parameter_for
+from .support.declare import backward, differentiable
 
 # What an activation's word means: the function, and whether it is of the even columns alone (the gates).
 _GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu", "glu": "sigmoid"}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._declare import backward, differentiable, without_gradient
+from .support.declare import backward, differentiable, without_gradient
 
 # A normaliser closer to zero than this is taken for it.
 _LEAST = 1e-6
@@ -90,18 +90,18 @@ def linear_attention_step_(
         scale: of the output; None: 1 / sqrt(columns).
     """
     scale = scale if scale is not None else query.shape[-1] ** -0.5 if query.dim() else 1.0
-    by_token, by_channel = _gates(gate)
+    by_token, by_channel = gates_of("linear_attention", gate)
     output = _in_place(query, key, value, by_token, by_channel, decay, None, state, scale, "recurrent")
     return output  # type: ignore[no-any-return]
 
 
-def _gates(gate: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def gates_of(op: str, gate: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """(gate of a token, gates of its channels)"""
     if gate is None:
         return None, None
     if gate.dim() not in (3, 4):
         raise RuntimeError(
-            f"linear_attention: gate has shape {list(gate.shape)}; "
+            f"{op}: gate has shape {list(gate.shape)}; "
             "it must be [batch, tokens, heads] or [batch, tokens, heads, columns]"
         )
     return (gate, None) if gate.dim() == 3 else (None, gate)
@@ -119,7 +119,7 @@ def _call(
     initial_state: Tensor | None,
     return_state: bool,
 ) -> Any:
-    by_token, by_channel = _gates(gate)
+    by_token, by_channel = gates_of("linear_attention", gate)
     output, state = _forward(
         query, key, value, by_token, by_channel, decay, cu_seqlens, initial_state, scale, mode, return_state
     )
@@ -154,8 +154,8 @@ def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     grad_query, grad_key, grad_value, *others = of
     grad_gate, grad_channel_gate, grad_decay, grad_initial = others
     return (
-        _of_group(grad_query, query),
-        _of_group(grad_key, key),
+        sum_of_group(grad_query, query),
+        sum_of_group(grad_key, key),
         grad_value,
         grad_gate if wanted[3] else None,
         grad_channel_gate if wanted[4] else None,
@@ -165,12 +165,11 @@ def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     )
 
 
-def _of_group(gradient: Tensor, of: Tensor) -> Tensor:
+def sum_of_group(gradient: Tensor, of: Tensor) -> Tensor:
     """The sum over the heads that one head of `of` serves."""
     if gradient.shape[2] == of.shape[2]:
         return gradient
-    batch, tokens, heads, columns = of.shape
-    return gradient.reshape(batch, tokens, heads, -1, columns).sum(3)
+    return torch.unflatten(gradient, 2, (of.shape[2], gradient.shape[2] // of.shape[2])).sum(3)
 
 
 _backward = backward("linear_attention")

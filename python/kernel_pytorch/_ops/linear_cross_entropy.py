@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._autograd import adds_gradients, eager
-from ._casting import autocast, parameter_for, statistics_dtype
-from ._declare import differentiable
 from .cross_entropy import _cap, _target_for, loss_with_gradients
+from .support.autograd import adds_gradients, eager
+from .support.casting import autocast, parameter_for, statistics_dtype
+from .support.declare import differentiable
 
 _ops = torch.ops.kernel_pytorch
 _CHUNK_BYTES = 252 << 20

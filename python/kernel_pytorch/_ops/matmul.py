@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._casting import autocast, same_type
-from ._declare import differentiable, without_gradient
+from .support.casting import autocast, same_type
+from .support.declare import differentiable, without_gradient
 
 _PRECISIONS = ("full", "tf32", "bf16", "bf16x3")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._declare import differentiable
+from .support.declare import differentiable
 
 
 def mean_pool(x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ._declare import without_gradient
+from .support.declare import without_gradient
 
 
 def merge_attention(

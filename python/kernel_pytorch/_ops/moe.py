@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ._casting import autocast, statistics_dtype
-from ._declare import differentiable, without_gradient
 from .grouped_matmul import activation_of
+from .quantized_grouped_matmul import quantized_grouped_matmul
+from .quantized_matmul import QuantizedWeight
+from .support.casting import autocast, statistics_dtype
+from .support.declare import differentiable, without_gradient
 
 
 class Routing(NamedTuple):
@@ -118,8 +120,8 @@ def moe_combine(y: Tensor, routing: Routing, *, weighted: bool = True) -> Tensor
 def moe_mlp(
     x: Tensor,
     routing: Routing,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Tensor | QuantizedWeight,
+    down: Tensor | QuantizedWeight,
     *,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
@@ -136,7 +138,8 @@ def moe_mlp(
     Args:
         x: [..., size], the tokens that were routed.
         routing: what `route` returned for them.
-        gate_up: [experts, size, columns]; with a gate columns are gates and ups.
+        gate_up: [experts, size, columns]; with a gate columns are gates and ups. Or in few bits: what `quantize_weight`
+            made of [experts * columns, size], as transposed ones lie; then so is down.
         down: [experts, inner, size].
         gate_up_bias: [experts, columns].
         down_bias: [experts, size].
@@ -149,11 +152,27 @@ def moe_mlp(
     Returns:
         [..., size], of x's type.
     """
+    if isinstance(gate_up, QuantizedWeight) or isinstance(down, QuantizedWeight):
+        return _few_bits_mlp(x, routing, gate_up, down, gate_up_bias, down_bias, activation, limit, slope)
     x, gate_up, down = autocast(x, gate_up, down)
     pairs = [_rows(one) for one in (routing.weights, routing.experts, routing.row_of_token)]
     chosen = activation_of("moe_mlp", activation, limit, slope)
     tensors = (gate_up, down, gate_up_bias, down_bias, pairs[0], pairs[1], routing.offsets, routing.token_of_row)
     return _moe_mlp(_rows(x), *tensors, pairs[2], *chosen, transposed).reshape(x.shape)  # type: ignore[no-any-return]
+
+
+def _few_bits_mlp(
+    x: Tensor, routing: Routing, gate_up: Any, down: Any, gate_up_bias: Tensor | None, down_bias: Tensor | None,
+    activation: str | None, limit: float, slope: float,
+) -> Tensor:  # fmt: skip
+    if not (isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight)):
+        raise TypeError("moe_mlp: one of gate_up and down is in few bits; give both as QuantizedWeight, or neither")
+    ends = routing.offsets
+    hidden = quantized_grouped_matmul(
+        _rows(x), gate_up, ends, bias=gate_up_bias, activation=activation, gather=routing.token_of_row, limit=limit,
+        slope=slope,
+    )  # fmt: skip
+    return moe_combine(quantized_grouped_matmul(hidden, down, ends, bias=down_bias), routing).reshape(x.shape)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._casting import parameter_for
-from ._declare import differentiable
+from .support.casting import parameter_for
+from .support.declare import differentiable
 
 
 def norm_rope(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._declare import without_gradient
+from .support.declare import without_gradient
 
 optimizer_step_: Any = without_gradient("optimizer_step_")
 _reduce_norm: Any = without_gradient("reduce_norm")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._shape_rules import window_sides
-from ._declare import without_gradient
+from .support.declare import without_gradient
 
 _LAYOUTS = ("nhd", "hnd")
 
@@ -29,6 +29,11 @@ def _scale(scale: Tensor | float | None, cache: Tensor, layout: str) -> Tensor |
     return scale.transpose(1, 2) if scale.dim() == 3 and layout == "hnd" else scale
 
 
+def _rows(table: Tensor | None) -> Tensor | None:
+    """Hugging Face's tables have a batch of one in front."""
+    return table[0] if table is not None and table.dim() == 3 and table.shape[0] == 1 else table
+
+
 def paged_attention(
     query: Tensor,
     key_cache: Tensor,
@@ -38,6 +43,7 @@ def paged_attention(
     *,
     cu_seqlens_q: Tensor | None = None,
     max_seqlen_q: int | None = None,
+    plan: Tensor | None = None,
     causal: bool = True,
     scale: float | None = None,
     window: int | tuple[int, int] | None = None,
@@ -65,6 +71,8 @@ def paged_attention(
         seq_lens: int32 [requests]: keys of each request, its new tokens included.
         cu_seqlens_q: int32 [requests + 1]: where the new tokens of each request begin in query; None: all have as many.
         max_seqlen_q: no request has more new tokens; None: all tokens. Small values let decoding use small tiles.
+        plan: of `plan_decode` for the same lengths, heads and windows. The CPU cuts requests as it says and refuses
+            one that was made for others; a GPU's kernels share out keys inside their launches and do not read it.
         causal: a token sees the keys up to its own position, seq_len - new tokens + its number among them.
         scale: of the scores; None is size ** -0.5.
         window: (left, right), keeps -left <= key - position <= right, -1 is unbounded; a number is both.
@@ -86,6 +94,7 @@ def paged_attention(
         block_tables,
         seq_lens,
         cu_seqlens_q,
+        plan,
         mask,
         sinks,
         alibi_slopes,
@@ -107,6 +116,59 @@ def paged_attention(
             lse = torch.empty(query.shape[1], query.shape[0], dtype=torch.float32, device=query.device)
         _attend_into(*arguments, output, lse)
     return (output, lse) if return_lse else output
+
+
+PLAN_HEADER = 8  # numbers of a plan before its requests' (kernel_pytorch/ops/paged_attention/plan/plan_cuda.h)
+_POLICIES = ("fill", "invariant")
+
+
+def plan_decode(
+    seq_lens: Tensor,
+    *,
+    heads: int,
+    key_heads: int,
+    queries: int = 1,
+    cu_seqlens_q: Tensor | None = None,
+    causal: bool = True,
+    window: int | tuple[int, int] | None = None,
+    policy: str = "fill",
+    max_keys: int | None = None,
+    max_requests: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """How the keys of a step's requests are shared out: a plan for `paged_attention` of all layers of this step.
+
+    It is computed where the lengths are, waits for nothing, and its size depends on max_requests alone, so that it can
+    be made inside a CUDA graph. Numbers: 8 about the plan, then each request's first unit, then how many there are.
+
+    Args:
+        seq_lens: int32 [requests], as in `paged_attention`.
+        heads, key_heads: of queries and of the caches.
+        queries: new tokens of each request, without cu_seqlens_q.
+        cu_seqlens_q: int32 [requests + 1], as in `paged_attention`.
+        causal, window: as in `paged_attention`.
+        policy: "fill" shares the work of the batch out among all workers; "invariant" cuts every request by itself, so
+            that the bits of its result do not depend on the others.
+        max_keys: what a request's table can name, to which its length is clamped.
+        max_requests: of the largest batch that the plan's memory will be used for; None: of this one.
+        out: an older plan, written in place.
+
+    Returns:
+        int32 [9 + max_requests].
+    """
+    if policy not in _POLICIES:
+        raise ValueError(f'plan_decode: policy is "{policy}"; it is "fill" or "invariant"')
+    left, right = window_sides("plan_decode", window)
+    requests = seq_lens.shape[0]
+    capacity = PLAN_HEADER + 1 + (requests if max_requests is None else max_requests)
+    if out is not None:
+        capacity = out.shape[0]
+    keys = 0 if max_keys is None else max_keys
+    numbers = (heads, key_heads, queries, causal, left, right, policy == "invariant", keys, 0, 0, 0, capacity)
+    if out is None:
+        return _plan(seq_lens, cu_seqlens_q, *numbers)  # type: ignore[no-any-return]
+    _plan_into(seq_lens, cu_seqlens_q, *numbers, out)
+    return out
 
 
 def mla_decode(
@@ -187,16 +249,28 @@ def append_kv(
     value_cache: Tensor,
     slots: Tensor,
     *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    positions: Tensor | None = None,
+    rotary_dim: int | None = None,
+    interleaved: bool = False,
     key_scale: Tensor | float | None = None,
     value_scale: Tensor | float | None = None,
     cache_layout: str = "nhd",
 ) -> None:
-    """Writes new keys and values into their slots of the caches.
+    """Writes new keys and values into their slots of the caches, turned and in few bits if asked, in one pass.
+
+    With cos and sin keys are turned as by `rope`, and what is written is rounded once: to the cache's type, after the
+    rotation and the scale. Every device writes the same bits.
 
     Args:
         key, value: the new rows, [tokens, key_heads, size].
         key_cache, value_cache: as in `paged_attention`; caches in few bits hold value / scale.
         slots: int32 or int64 [tokens]: page * page_size + row, or -1 for a token that is not kept. None twice.
+        cos, sin: [rows, rotary_dim] with each value twice, or [rows, rotary_dim / 2], fp32 or the keys' type.
+        positions: int32 or int64 [tokens], rows of cos and sin; None: 0, 1, 2 and so on.
+        rotary_dim: how many columns of a key are turned; None: as in `rope`, from the width of the tables.
+        interleaved: pairs are neighbours (GPT-J) and not elements half of rotary_dim apart (Llama).
         key_scale, value_scale: a number, [key_heads], or [pages, page_size, key_heads].
         cache_layout: "nhd" (rows of a page before heads) or "hnd".
     """
@@ -206,6 +280,11 @@ def append_kv(
         slots,
         _scale(key_scale, key_cache, cache_layout),
         _scale(value_scale, value_cache, cache_layout),
+        _rows(cos),
+        _rows(sin),
+        positions,
+        0 if rotary_dim is None else rotary_dim,
+        interleaved,
         _cache("key_cache", "append_kv", key_cache, cache_layout),
         _cache("value_cache", "append_kv", value_cache, cache_layout),
     )
@@ -214,4 +293,6 @@ def append_kv(
 _attend = without_gradient("paged_attention")
 _attend_into = without_gradient("paged_attention_", name="paged_attention")
 _append = without_gradient("append_kv")
+_plan = without_gradient("plan_decode")
+_plan_into = without_gradient("plan_decode_", name="plan_decode")
 _attend_latent = without_gradient("mla_decode")

@@ -8,19 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._autograd import wants_gradient
-from ._casting import packed_operands
-from ._declare import differentiable, without_gradient
 from .activation import activation as _activate
 from .matmul import matmul
+from .support.autograd import wants_gradient
+from .support.casting import packed_operands
+from .support.declare import differentiable, without_gradient
 
-# By format: sizes of groups, the usual one first; codes in a byte.
+# By format: sizes of groups, the usual one first; bits of a code.
 FORMATS = {
-    "nvfp4": ((16,), 2),
-    "mxfp4": ((32,), 2),
-    "mxfp8": ((32,), 1),
-    "int4": ((128, 64, 32), 2),
-    "int8": ((128, 64, 32), 1),
+    "nvfp4": ((16,), 4),
+    "mxfp4": ((32,), 4),
+    "mxfp8": ((32,), 8),
+    **{f"int{bits}": ((128, 64, 32), bits) for bits in (4, 8, 2, 3, 5, 6)},
 }
 _SCALE_TYPES = {"nvfp4": torch.float8_e4m3fn, "mxfp4": torch.int8, "mxfp8": torch.int8}  # others: the weight's
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "e4m3"}
@@ -31,13 +30,15 @@ class QuantizedWeight:
     """A matrix [rows, columns] in few bits, as `quantize_weight` makes it and checkpoints have it.
 
     Attributes:
-        codes: uint8 [rows, columns / codes in a byte]; of two 4-bit codes the even column's is in the low half.
+        codes: uint8 [rows, ceil(columns * bits / 8)]: the codes of a row behind each other, lowest bits first; of two
+            4-bit codes the even column's is in the low half.
         scales: [rows, ceil(columns / group)]: float8_e4m3fn (nvfp4), uint8 with E8M0's bits (mxfp4, mxfp8), else the
             type of what was quantised.
-        zeros: uint8, of scales' shape, for asymmetric int4 and int8; None: 8, or 128.
+        zeros: uint8, of scales' shape, for asymmetric integers; None: half of the number of codes, 8 for int4.
         tensor_scale: fp32, one element, a factor of all values (nvfp4); None: 1.
-        format: "nvfp4", "mxfp4", "mxfp8", "int4" or "int8".
+        format: "nvfp4", "mxfp4", "mxfp8", or "int2", "int3", "int4", "int5", "int6", "int8".
         group: columns that share a scale.
+        columns: None: as many as the bytes of a row hold.
     """
 
     codes: Tensor
@@ -46,10 +47,12 @@ class QuantizedWeight:
     tensor_scale: Tensor | None
     format: str
     group: int
+    columns: int | None = None
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((self.codes.shape[0], self.codes.shape[1] * FORMATS[self.format][1]))
+        held = columns_of(self.format, self.codes.shape[1])
+        return torch.Size((self.codes.shape[0], held if self.columns is None else self.columns))
 
     @property
     def nbytes(self) -> int:
@@ -78,30 +81,31 @@ def quantize_weight(
     """A weight [rows, columns] in few bits, in one visit; no gradient.
 
     Args:
-        weight: fp32, bf16 or fp16; an even number of columns for formats of 4 bits.
+        weight: fp32, bf16 or fp16, of any sizes.
         format: "nvfp4" (E2M1, an E4M3 scale for 16 columns, one scale for the tensor), "mxfp4" (E2M1), "mxfp8" (E4M3),
-            both with a power of two for 32 columns, "int4" or "int8" with a scale of the weight's type for `group`.
-        group: 32, 64 or 128 (the default) for int4 and int8; the others have one size.
-        asymmetric: int4 and int8: a zero for each group, so that its range need not be symmetric.
+            both with a power of two for 32 columns; "int2", "int3", "int4", "int5", "int6" or "int8" with a scale of
+            the weight's type for `group`.
+        group: 32, 64 or 128 (the default) for integers; the others have one size.
+        asymmetric: integers: a zero for each group, so that its range need not be symmetric.
         tensor_scale: nvfp4: fp32, one element, positive; None takes the smallest power of two with which no scale
             saturates, so that all roundings are exact.
         seed: int64[2], for stochastic rounding; None rounds to nearest even.
     """
-    groups, in_byte = _format(format)
+    groups, _ = _format(format)
     if weight.dim() != 2:
         raise ValueError(f"quantize_weight: weight has shape {list(weight.shape)}; it must be [rows, columns]")
-    if weight.shape[1] % in_byte:
-        raise ValueError(f"quantize_weight: weight has {weight.shape[1]} columns; {format} needs an even number")
     group = groups[0] if group is None else group
     weight = weight.detach()
     if format == "nvfp4" and tensor_scale is None:
         tensor_scale = _tensor_scale(weight)
     codes, scales, zeros = _quantize(
-        weight, tensor_scale, seed, format, group, asymmetric, _SCALE_TYPES.get(format, weight.dtype)
-    )
+        weight, tensor_scale, seed, format, group, code_bytes(format, weight.shape[1]), asymmetric,
+        _SCALE_TYPES.get(format, weight.dtype),
+    )  # fmt: skip
     bytes_of_zeros = zeros.view(torch.uint8) if asymmetric else None
     scales = scales.view(torch.uint8) if scales.dtype is torch.int8 else scales
-    return QuantizedWeight(codes.view(torch.uint8), scales, bytes_of_zeros, tensor_scale, format, group)
+    codes = codes.view(torch.uint8)
+    return QuantizedWeight(codes, scales, bytes_of_zeros, tensor_scale, format, group, weight.shape[1])
 
 
 def dequantize_weight(weight: QuantizedWeight, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -124,13 +128,14 @@ def quantized_matmul(
 
     Args:
         x: [..., columns of the weight]; fp32, bf16 or fp16, under autocast its type. Gradients of x and bias exist;
-            the weight has none. Scales of int4 and int8 are converted to x's type in each call where they have another.
+            the weight has none. Scales of integers are converted to x's type in each call where they have another.
         weight: what `quantize_weight` made of [rows, columns].
         bias: [rows of the weight], of x's type or fp32.
         activation: a name that `activation` takes, or None.
         activations: "fp8" multiplies in FP8 (W4A8): x is rounded to E4M3 with a scale for each row. For mxfp4, whose
             values are exact in E4M3 within 15 powers of two below a row's largest scale; smaller ones are rounded.
-            The gradient of x is that of the product without this rounding (straight through).
+            "int8" multiplies integers (W8A8, `int8_matmul`): x is rounded to 8 bits with a scale for each row. For int8
+            without zeros. The gradient of x is that of the product without this rounding (straight through).
 
     Returns:
         [..., rows of the weight] of x's type.
@@ -139,10 +144,12 @@ def quantized_matmul(
     if activations is not None:
         from .fp8_activations import fp8_product  # it needs float8.py, which needs this file
 
+        if activations == "int8" and weight.format == "int8" and weight.zeros is None:
+            return _integer_product(x, weight, bias, activation)
         if activations != "fp8" or weight.format != "mxfp4":
             raise ValueError(
                 f'quantized_matmul: activations is "{activations}" with a weight in {weight.format}; "fp8" with mxfp4 '
-                "is the one that is exact, leave it out for others"
+                'and "int8" with int8 without zeros are the ones that are exact, leave it out for others'
             )
         product = fp8_product(x, weight, bias)
         return product if activation is None else _activate(product, activation)
@@ -150,9 +157,56 @@ def quantized_matmul(
         return _activate(quantized_matmul(x, weight, bias=bias), activation)
     kind = "identity" if activation is None else activation
     codes, scales, zeros, tensor_scale = parts_of(weight)
-    if weight.format in ("int4", "int8") and scales.dtype is not x.dtype:
+    if is_integer(weight.format) and scales.dtype is not x.dtype:
         scales = scales.to(x.dtype)
+    missing = columns_of(weight.format, codes.shape[1]) - weight.shape[1]
+    if missing:  # the gradient knows a row's bytes alone
+        x = torch.nn.functional.pad(x, (0, missing))
     return _product(x, codes, scales, zeros, tensor_scale, bias, weight.format, weight.group, kind)  # type: ignore[no-any-return]
+
+
+def is_integer(format: str) -> bool:
+    return format.startswith("int")
+
+
+def columns_of(format: str, row_bytes: int) -> int:
+    """How many codes so many bytes hold."""
+    return row_bytes * 8 // FORMATS[format][1]
+
+
+def code_bytes(format: str, columns: int) -> int:
+    """Bytes of a row of so many codes."""
+    return -(-columns * FORMATS[format][1] // 8)
+
+
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
+    """Codes [..., columns], uint8, bit by bit behind each other: [..., ceil(columns * bits / 8)]."""
+    columns = codes.shape[-1]
+    eights = torch.nn.functional.pad(codes, (0, -columns % 8)).long()
+    eights = eights.view(*codes.shape[:-1], eights.shape[-1] // 8, 8)
+    words = (eights << torch.arange(0, 8 * bits, bits, device=codes.device)).sum(-1, keepdim=True)
+    packed: Tensor = words >> torch.arange(0, 8 * bits, 8, device=codes.device) & 255
+    return packed.flatten(-2)[..., : -(-columns * bits // 8)].to(torch.uint8)
+
+
+def unpack_codes(packed: Tensor, bits: int, columns: int) -> Tensor:
+    """The way back: [..., columns]."""
+    parts = torch.nn.functional.pad(packed, (0, -packed.shape[-1] % bits)).long()
+    parts = parts.view(*packed.shape[:-1], parts.shape[-1] // bits, bits)
+    words = (parts << torch.arange(0, 8 * bits, 8, device=packed.device)).sum(-1, keepdim=True)
+    codes: Tensor = words >> torch.arange(0, 8 * bits, bits, device=packed.device) & (1 << bits) - 1
+    return codes.flatten(-2)[..., :columns].to(torch.uint8)
+
+
+def _integer_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, activation: str | None) -> Tensor:
+    from .int8_matmul import int8_matmul  # it is about another op, and only these calls need it
+
+    kept = weight.__dict__.get("_int8")
+    version = None if weight.codes.is_inference() else weight.codes._version
+    if kept is None or kept[0] != version:
+        kept = (version, (weight.codes ^ 0x80).view(torch.int8))
+        object.__setattr__(weight, "_int8", kept)
+    return int8_matmul(x, kept[1], weight.scales.float(), bias=bias, activation=activation)
 
 
 def _format(format: str) -> tuple[tuple[int, ...], int]:
@@ -178,14 +232,21 @@ def parts_of(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor | None, Te
     return weight.codes.view(torch.int8), scales, zeros, weight.tensor_scale
 
 
+def values_of(
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, tensor_scale: Tensor | None, format: str, group: int,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """The values of all codes that the bytes of a row hold."""
+    columns = columns_of(format, codes.shape[1])
+    return _dequantize(codes, scales, zeros, tensor_scale, format, group, columns, _NAMES[dtype])  # type: ignore[no-any-return]
+
+
 def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
     codes, scales, zeros, tensor_scale, bias, format, group = saved
     grad = grads[0]
     grad_x = grad_bias = None
     if wanted[0]:
-        columns = codes.shape[1] * FORMATS[format][1]
-        weight = _dequantize(codes, scales, zeros, tensor_scale, format, group, columns, _NAMES[grad.dtype])
-        grad_x = matmul(grad, weight)
+        grad_x = matmul(grad, values_of(codes, scales, zeros, tensor_scale, format, group, grad.dtype))
     if wanted[5]:
         rows = grad.flatten(0, -2) if grad.dim() > 1 else grad[None]
         grad_bias = rows.sum(0, dtype=torch.float32).to(bias.dtype)

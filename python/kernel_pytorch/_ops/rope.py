@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._casting import MaybeTensor, parameter_for, same_type, statistics_dtype
-from ._declare import backward, differentiable, without_gradient
+from .support.casting import MaybeTensor, parameter_for, same_type, statistics_dtype
+from .support.declare import backward, differentiable, without_gradient
 
 
 def rope(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._declare import without_gradient
+from .support.declare import without_gradient
 
 
 def _row(value: Tensor | float | None, logits: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._casting import parameter_for
-from ._declare import backward, differentiable, without_gradient
+from .support.casting import parameter_for
+from .support.declare import backward, differentiable, without_gradient
 
 
 def softmax(x: Tensor, *, scale: float = 1.0, mask: Tensor | None = None, causal: bool = False) -> Tensor:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._autograd import wants_gradient
-from ._casting import packed_operands
-from ._declare import differentiable, without_gradient
 from .activation import activation as _activate
 from .matmul import matmul
+from .support.autograd import wants_gradient
+from .support.casting import packed_operands
+from .support.declare import differentiable, without_gradient
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Operations of one call, for the roofline: products by their sizes, everything else one an element it gives.
 
-Products are counted by the formulas that torch's FlopCounterMode has, ours (_ops/_flops.py) among them. A pointwise op
-or a norm does a few operations an element; one is the least, and on a logarithmic scale of operations to a byte the
-difference is small.
+Products are counted by the formulas that torch's FlopCounterMode has, ours (_ops/support/flops.py) among them. A
+pointwise op or a norm does a few operations an element; one is the least, and on a logarithmic scale of operations to a
+byte the difference is small.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
-from .._ops._flops import attention_flops
+from .._ops.support.flops import attention_flops
 
 __all__ = ["flops_of", "product_flops"]
 

@@ -20,7 +20,8 @@ from .fusion import (
     create_unified_attention_fusion,
 )
 from .layers import FlashAttention3, FlexAttentionLayer
-from .linear import GatedLinearAttention, LightningAttention
+from .linear import GatedDeltaNet, GatedLinearAttention, LightningAttention
+from .native_sparse import NativeSparseAttention
 from .score_mods import FlexAttentionMaskMods, FlexAttentionScoreMods, alibi_slopes
 from .sparse import DynamicSparseAttention, create_sparse_attention
 from .sparse_patterns import SparsePattern
@@ -37,8 +38,10 @@ __all__ = [
     "FlexAttentionScoreMods",
     "FusionConfig",
     "FusionStrategy",
+    "GatedDeltaNet",
     "GatedLinearAttention",
     "LightningAttention",
+    "NativeSparseAttention",
     "OptimizationLevel",
     "RingAttentionLayer",
     "SparsePattern",

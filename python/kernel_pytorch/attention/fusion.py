@@ -20,7 +20,7 @@ import torch.nn.functional as F  # isort: skip
 from torch import Tensor, nn  # isort: skip
 
 from .._modules import hide_name
-from .._ops._masks import mask_options
+from .._ops.support.masks import mask_options
 from .._optimize.changes import Changes, put_on, take_off
 from ..core._names import accepts_mask_names
 from .fusion_stats import FusionPerformanceStats, benchmark_fusion_performance

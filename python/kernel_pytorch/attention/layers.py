@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._ops._masks import Sizes, mask_options
+from .._ops.support.masks import Sizes, mask_options
 from ..core._checks import check_device, check_sequences
 from ..core._names import accepts_mask_names
 from ..functional import attention, attention_fp8, rope
@@ -85,7 +85,7 @@ class FlashAttention3(nn.Module):
             key, value: [batch, keys, embed_dim]; absent, the query is all three; without a value the key is both.
             attention_mask: bool (True keeps), integers (1 keeps, 0 hides) or floating numbers (added to the scores,
                 with their gradient), as [batch, keys], [queries, keys] or [batch, heads, queries, keys] with 1 for all;
-                the rule is in _ops/_masks.py and API.md. Also by the names attn_mask and mask.
+                the rule is in _ops/support/masks.py and API.md. Also by the names attn_mask and mask.
             key_lengths: int32 [batch]; keys from there on are padding.
             rotary: cos and sin, as RotaryPositionalEncoding(head_dim) gives them.
         """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -129,3 +130,101 @@ class LightningAttention(_LinearAttention):
 
     def _gates(self, x: Tensor) -> dict[str, Any]:
         return {"decay": self.decay.float()}
+
+
+class DeltaNetState(NamedTuple):
+    """What the next tokens of a GatedDeltaNet go on from."""
+
+    inputs: Tensor  # [batch, conv_size - 1, channels]: of the short convolution
+    memory: Tensor  # [batch, heads, columns, values], fp32
+
+
+class GatedDeltaNet(nn.Module):
+    """Gated DeltaNet: a short convolution, the delta rule with a gate of each token, a norm of each head, a gate.
+
+    Args:
+        embed_dim: of the layer.
+        num_heads: of the values.
+        num_key_heads: of queries and keys, which divide num_heads; None: num_heads.
+        key_dim, value_dim: of all heads together; None: embed_dim.
+        conv_size: tokens that the short convolution sees: 2, 3 or 4.
+        norm_eps: of the norm of each head's output.
+        bias: of the projections.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_key_heads: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        conv_size: int = 4,
+        norm_eps: float = 1e-6,
+        bias: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.embed_dim, self.num_heads, self.num_key_heads = embed_dim, num_heads, num_key_heads or num_heads
+        self.key_dim, self.value_dim = key_dim or embed_dim, value_dim or embed_dim
+        for what, size, heads in (
+            ("key_dim", self.key_dim, self.num_key_heads),
+            ("value_dim", self.value_dim, num_heads),
+            ("num_heads", num_heads, self.num_key_heads),
+        ):
+            if size % heads != 0:
+                raise ValueError(f"GatedDeltaNet: {what} is {size}; {heads} heads must divide it")
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        channels = 2 * self.key_dim + self.value_dim
+        self.qkv_proj = nn.Linear(embed_dim, channels, bias=bias, **made)
+        self.beta_proj = nn.Linear(embed_dim, num_heads, bias=bias, **made)
+        self.gate_proj = nn.Linear(embed_dim, num_heads, bias=False, **made)
+        self.g_proj = nn.Linear(embed_dim, self.value_dim, bias=bias, **made)
+        self.out_proj = nn.Linear(self.value_dim, embed_dim, bias=bias, **made)
+        self.conv_weight = nn.Parameter(torch.empty(channels, conv_size, **made))
+        nn.init.uniform_(self.conv_weight, -(conv_size**-0.5), conv_size**-0.5)
+        # A gate is -e^log_rate softplus(gate_proj(x) + gate_bias): it begins between e^-0.001 and e^-1.6 of a token.
+        self.log_rate = nn.Parameter(torch.empty(num_heads, **made).uniform_(1, 16).log())
+        step = torch.empty(num_heads, **made).uniform_(math.log(1e-3), math.log(0.1)).exp()
+        self.gate_bias = nn.Parameter(step + (-torch.expm1(-step)).log())  # softplus of it is step
+        self.norm_eps = norm_eps
+        self.norm_weight = nn.Parameter(torch.ones(self.value_dim // num_heads, **made))
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        state: DeltaNetState | None = None,
+        return_state: bool = False,
+        cu_seqlens: Tensor | None = None,
+    ) -> Any:
+        """x [batch, tokens, embed_dim]; with return_state also the state that the next tokens go on from."""
+        mixed, inputs = F.causal_conv1d(
+            self.qkv_proj(x),
+            self.conv_weight,
+            activation="silu",
+            initial_state=None if state is None else state.inputs,
+            return_state=True,
+            cu_seqlens=cu_seqlens,
+        )
+        query, key, value = mixed.split([self.key_dim, self.key_dim, self.value_dim], -1)
+        output, memory = F.delta_rule(
+            query.unflatten(-1, (self.num_key_heads, -1)),
+            key.unflatten(-1, (self.num_key_heads, -1)),
+            value.unflatten(-1, (self.num_heads, -1)),
+            self.beta_proj(x).sigmoid(),
+            gate=-self.log_rate.float().exp()
+            * nn.functional.softplus(self.gate_proj(x).float() + self.gate_bias.float()),
+            normalize_qk=True,
+            initial_state=None if state is None else state.memory,
+            return_state=True,
+            cu_seqlens=cu_seqlens,
+        )
+        normed = F.rms_norm(output, self.norm_weight, self.norm_eps).flatten(-2)
+        result = self.out_proj(F.swiglu(self.g_proj(x), normed))
+        return (result, DeltaNetState(inputs, memory)) if return_state else result
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, num_heads={self.num_heads}, num_key_heads={self.num_key_heads}"

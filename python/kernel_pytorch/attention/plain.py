@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
 
-from .._ops._masks import Sizes, join_masks
+from .._ops.support.masks import Sizes, join_masks
 from ..functional import BlockLists
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._ops._masks import Sizes, mask_options
+from .._ops.support.masks import Sizes, mask_options
 from ..core._checks import check_features, check_sequences
 from ..core._names import SIZES, accepts_mask_names, check_known, renamed
 from ..functional import BlockLists, rope, select_blocks, select_by_scores

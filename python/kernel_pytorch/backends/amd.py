@@ -1,4 +1,5 @@
-"""AMD GPUs through a ROCm build of torch. The library has no kernels for them: a model is moved there, torch's run."""
+"""AMD GPUs through a ROCm build of torch. The library has no kernels for them: a model is moved there and
+torch's run; functions of kernel_pytorch run there as torch operations."""
 
 from __future__ import annotations
 
@@ -47,8 +48,3 @@ class AMDBackend(Backend):
                 }
             )
         return found
-
-    def get_all_devices(self) -> list[dict[str, Any]]:
-        """The "devices" of get_device_info."""
-        devices: list[dict[str, Any]] = self.get_device_info()["devices"]
-        return devices

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+from .._devices import device_info
 
 import torch  # isort: skip
 from torch import nn  # isort: skip
@@ -71,6 +73,50 @@ class Backend(ABC):
             "devices": [] if missing else self._describe(),
         }
 
+    def get_all_devices(self) -> list[dict[str, Any]]:
+        """The "devices" of get_device_info."""
+        devices: list[dict[str, Any]] = self.get_device_info()["devices"]
+        return devices
+
+    def synchronize(self) -> None:
+        """Waits for what is queued on the device."""
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).synchronize(self.device)
+
+    def empty_cache(self) -> None:
+        """Gives memory that torch keeps for later back to the device; nothing on a CPU."""
+        if self.device.type != "cpu":
+            with torch.get_device_module(self.device).device(self.device):
+                torch.get_device_module(self.device).empty_cache()
+
+    clear_cache = empty_cache
+
+    def cleanup(self) -> None:
+        """Waits for the device, then empties the cache."""
+        self.synchronize()
+        self.empty_cache()
+
+    def get_memory_stats(self) -> dict[str, int]:
+        """Bytes: allocated and reserved by torch, their peak, and the device's free and total memory. Of a CPU, for
+        which torch counts none, free and total alone."""
+        device = self.device
+        if device.type == "cpu":
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            return {"free_bytes": free, "total_bytes": device_info("cpu").memory_bytes}
+        module = torch.get_device_module(device)
+        free, total = module.mem_get_info(device)
+        return {
+            "allocated_bytes": module.memory_allocated(device),
+            "reserved_bytes": module.memory_reserved(device),
+            "peak_allocated_bytes": module.max_memory_allocated(device),
+            "free_bytes": free,
+            "total_bytes": total,
+        }
+
+    def prepare_data(self, data: Any) -> Any:
+        """The same structure with every tensor on this backend's device."""
+        return torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), data)
+
     def prepare_model(
         self,
         model: nn.Module,
@@ -99,5 +145,5 @@ class Backend(ABC):
             return model
         if sample_inputs is None:
             return optimize_at_first_call(model, _ACCURACY[level], budget_seconds)
-        moved = torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), sample_inputs)
+        moved = self.prepare_data(sample_inputs)
         return optimize(model, moved, goal_now(model), budget_seconds, _ACCURACY[level]).model

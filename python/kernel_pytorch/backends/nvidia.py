@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import _library
 from .._devices import cuda_absence, device_info
+from .._supports import supports
 from .base import Backend, BackendUnavailableError
 
 import torch  # isort: skip
@@ -83,21 +84,29 @@ class NVIDIABackend(Backend):
     def supports_fp8(self) -> bool:
         return self.compute_capability >= (8, 9)
 
-    def synchronize(self) -> None:
-        torch.cuda.synchronize(self.device)
+    @property
+    def devices(self) -> list[torch.device]:
+        """Every CUDA device of torch, empty where there is none."""
+        count = torch.cuda.device_count() if torch.cuda.is_available() and torch.version.cuda else 0
+        return [torch.device("cuda", index) for index in range(count)]
 
-    def empty_cache(self) -> None:
-        with torch.cuda.device(self.device):
-            torch.cuda.empty_cache()
+    def set_device(self, index: int) -> None:
+        """Makes this device the backend's and torch's current one."""
+        if not 0 <= index < max(len(self.devices), 1):
+            raise ValueError(f"NVIDIABackend: no device cuda:{index}; there are {len(self.devices)}")
+        self.index = index
+        torch.cuda.set_device(self.device)
 
-    def get_memory_stats(self) -> dict[str, int]:
-        """Bytes: allocated and reserved by torch, their peak, and the device's free and total memory."""
-        device = self.device
-        free, total = torch.cuda.mem_get_info(device)
-        return {
-            "allocated_bytes": torch.cuda.memory_allocated(device),
-            "reserved_bytes": torch.cuda.memory_reserved(device),
-            "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
-            "free_bytes": free,
-            "total_bytes": total,
-        }
+    def get_optimal_attention_kernel(self, head_dim: int, precision: torch.dtype | str = torch.bfloat16) -> str:
+        """The kernel that attention with heads of this size gets here ("sm90_wgmma", "cuda_mma", ...), by the core's
+        own choice for 1 x 8 x 2048 positions."""
+        asked = supports("attention_forward", (1, 8, 2048, 2048, head_dim), precision, self.device)
+        best = next((kernel.kernel for kernel in asked if kernel.supported), "")
+        if not best:
+            reasons = "; ".join(f"{kernel.kernel}: {kernel.reason}" for kernel in asked)
+            raise ValueError(f"NVIDIABackend: no attention kernel for head_dim {head_dim}, {precision} ({reasons})")
+        return best
+
+    def prepare_model_with_custom_kernels(self, model: torch.nn.Module) -> torch.nn.Module:
+        """prepare_model, whose kernels are the library's own."""
+        return self.prepare_model(model)

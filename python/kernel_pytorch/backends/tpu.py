@@ -57,3 +57,30 @@ class TPUBackend(Backend):
         xla = importlib.import_module("torch_xla")
         xla.sync()
         importlib.import_module("torch_xla.core.xla_model").wait_device_ops([str(device)])
+
+    def empty_cache(self) -> None:
+        """Runs what is pending, which frees its buffers; XLA's runtime keeps no others that could be given back."""
+        self.synchronize()
+
+    clear_cache = empty_cache
+
+    def get_memory_stats(self) -> dict[str, int]:
+        """Bytes in use and in all, as the runtime tells them."""
+        device = str(self.device)
+        info = self._xla_model().get_memory_info(device)
+        used, total = int(info["bytes_used"]), int(info["bytes_limit"])
+        return {"allocated_bytes": used, "free_bytes": total - used, "total_bytes": total}
+
+    def save_model(self, model: torch.nn.Module, path: str | os.PathLike[str]) -> None:
+        """The model's state on the host's memory, as torch.save writes it."""
+        self.synchronize()
+        torch.save({name: value.cpu() for name, value in model.state_dict().items()}, path)
+
+    def load_model(self, model: torch.nn.Module, path: str | os.PathLike[str]) -> torch.nn.Module:
+        """The model with the state of `path` (of save_model, read without code), on the TPU."""
+        model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        return model.to(self.device)
+
+    @staticmethod
+    def _xla_model() -> Any:
+        return importlib.import_module("torch_xla.core.xla_model")

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from .._ops._seed import seed_for
 from .._ops.attention import AttentionOptions
+from .._ops.support.seed import seed_for
 
 __all__ = ["register"]
 

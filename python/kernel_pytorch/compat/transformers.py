@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import attention
+from ._latent import Expansion, gives_rows
 
 __all__ = ["attention_forward", "attention_mask", "register"]
 
@@ -53,6 +54,11 @@ def attention_forward(
     `is_causal` holds where there is no mask; a mask says itself what is seen. Whoever asks for the probabilities
     (`output_attentions`) gets them from torch's functions: the kernel never has them as a whole.
     """
+    if gives_rows(module):
+        latent = _latent_attention(module, query, key, value, attention_mask, scaling, (dropout, sliding_window, s_aux))
+        if latent is not None:
+            return latent, None
+        key, value = type(module).expand_kv(module, key, value)  # type: ignore[attr-defined]
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     is_padding = attention_mask is not None and attention_mask.ndim in (2, 3)
     if attention_mask is not None and is_padding:
@@ -85,6 +91,32 @@ def attention_forward(
         **options,
     )
     return output, None
+
+
+_FEW_QUERIES = 8  # that are absorbed: more cost more products than the expansion of their keys
+
+
+def _latent_attention(
+    module: Any,
+    query: Tensor,
+    latent: Tensor,
+    rope: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    others: tuple[Any, ...],
+) -> Tensor | None:
+    """Few queries over the latent rows themselves; None where keys and values must be expanded: for gradients, prompts,
+    masks of several queries, and options that attention over such rows lacks."""
+    queries, rows = query.shape[2], latent.shape[2]
+    is_padding = mask is not None and mask.ndim == 2 and queries == 1
+    if queries > _FEW_QUERIES or rows <= queries or any(others) or not (mask is None or is_padding):
+        return None
+    if torch.is_grad_enabled() or getattr(getattr(module, "config", None), "output_attentions", False):
+        return None
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    is_token = mask[:, -rows:].bool() if mask is not None else None
+    output: Tensor = Expansion.of(module).attend_rows(query, latent, rope, is_token, scale)
+    return output
 
 
 def _written_out(

@@ -14,8 +14,8 @@ import torch.nn.functional as torch_functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .._ops._autograd import adds_gradients
-from .._ops._casting import autocast, is_autocast
+from .._ops.support.autograd import adds_gradients
+from .._ops.support.casting import autocast, is_autocast
 from ..functional import linear
 
 _ops = torch.ops.kernel_pytorch

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor
 
-from .._ops._casting import product_dtype
+from .._ops.support.casting import product_dtype
 from .._supports import runs_fast
 from ..functional import activation as activate
 from ..functional import linear

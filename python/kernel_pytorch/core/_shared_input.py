@@ -15,9 +15,9 @@ import torch.nn.functional as torch_functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .._ops._autograd import adds_gradients
-from .._ops._casting import autocast, parameter_for
 from .._ops.matmul import add_product_
+from .._ops.support.autograd import adds_gradients
+from .._ops.support.casting import autocast, parameter_for
 from ..functional import layer_norm, linear, rms_norm
 
 _ops = torch.ops.kernel_pytorch

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
-from .._ops._masks import Sizes, mask_options
+from .._ops.support.masks import Sizes, mask_options
 from .._supports import runs_attention
 from ..functional import attention, rope
 from ._checks import check_device, check_features, check_probability
@@ -84,8 +84,8 @@ class AttentionLayer(nn.Module):
                 is both.
             attention_mask: bool (True keeps), integers (1 keeps, 0 hides) or floating numbers (added to the scores), as
                 [batch, keys], [queries, keys] or [batch, num_heads, queries, keys] with 1 for all; the rule is in
-                _ops/_masks.py and API.md. Of several batch dimensions, [..., num_heads, queries, keys]. Also by the
-                names attn_mask and mask.
+                _ops/support/masks.py and API.md. Of several batch dimensions, [..., num_heads, queries, keys]. Also by
+                the names attn_mask and mask.
             is_causal: a query sees the keys up to its own position.
             rotary: cos and sin, as RotaryPositionalEncoding(head_dim) gives them, by which the heads of query and key
                 are turned, straight out of the packed product; for tensors with at most one batch dimension.

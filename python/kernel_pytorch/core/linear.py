@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .._devices import device_info
-from .._ops._casting import product_dtype
+from .._ops.support.casting import product_dtype
 from ..functional import activation as activate
 from ..functional import matmul
 from ._checks import activation_kind, check_features, check_probability
@@ -83,7 +83,7 @@ _cpu_has_bf16_units = False  # known once there is a layer: torch.compile cannot
 def _look_at_the_cpu() -> None:
     global _cpu_has_bf16_units
     cpu = device_info("cpu").cpu
-    _cpu_has_bf16_units = cpu is not None and cpu.isa in ("v4bf16", "v4amx")
+    _cpu_has_bf16_units = cpu is not None and cpu.isa in ("v4bf16", "v4amx", "neonbf16", "sve256")
 
 
 class FusedLinearActivation(nn.Linear):

@@ -20,6 +20,7 @@ from .._devices import (
     devices,
     launch_counts,
 )
+from .inventory import DeviceDescription, describe_devices
 
 if TYPE_CHECKING:
     import torch
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
 __all__ = [
     "CpuDetails",
     "CudaDetails",
+    "DeviceDescription",
     "DeviceInfo",
     "HardwareAbstractionLayer",
     "LaunchCounts",
     "cuda_absence",
+    "describe_devices",
     "detect_available_devices",
     "device_info",
     "devices",
@@ -46,8 +49,9 @@ def detect_available_devices() -> dict[str, list[torch.device]]:
 
     The five kinds are always there, empty where nothing was found; another accelerator that torch knows has its own
     key. 'cuda' holds NVIDIA's GPUs, or AMD's under a ROCm build of torch, which calls them so; 'xla' holds TPUs. The
-    library has kernels for NVIDIA's GPUs and for CPUs; on the others torch's own run. Without torch the devices are the
-    strings "cuda:0" and "cpu".
+    library has kernels for NVIDIA's GPUs and for CPUs; on the others its ops run as torch operations. Of each,
+    describe_devices() says what it has and what is missing. Without torch the devices are the strings "cuda:0" and
+    "cpu".
     """
     names = [info.device for info in devices() if info.device.startswith("cuda")]
     if importlib.util.find_spec("torch") is None:

@@ -20,17 +20,22 @@ from .attentions.block_masks import (
     select_blocks,
     select_by_scores,
 )
+from .attentions.convolution import causal_conv1d
+from .attentions.delta import delta_rule
 from .attentions.fp8 import attention_fp8
 from .attentions.linear import linear_attention
+from .attentions.native_sparse import lightning_indexer, native_sparse_attention
 from .attentions.packed import attention_packed
-from .attentions.pages import append_kv, mla_decode, paged_attention, sample
+from .attentions.pages import append_kv, mla_decode, paged_attention, plan_decode, sample
 from .attentions.ring import merge_attention, ring_attention
+from .attentions.ssd import ssd
 from .experts import (
     Routing,
     expert_parallel_mlp,
     grouped_matmul,
     moe_combine,
     moe_mlp,
+    quantized_grouped_matmul,
     ragged_dot,
     route,
     route_chosen,
@@ -39,6 +44,7 @@ from .few_bits import (
     QuantizedWeight,
     Sparse24Tensor,
     dequantize_weight,
+    int8_matmul,
     quantize_weight,
     quantized_matmul,
     sparse_compress,
@@ -110,11 +116,13 @@ __all__ = [
     "attention_packed",
     "block_lists",
     "block_mask",
+    "causal_conv1d",
     "chunk_mean_pool",
     "combine_cross_entropy_partials",
     "create_block_mask",
     "cross_entropy",
     "cross_entropy_partials",
+    "delta_rule",
     "dequantize",
     "dequantize_weight",
     "dropout",
@@ -128,8 +136,10 @@ __all__ = [
     "geglu_packed",
     "gelu",
     "grouped_matmul",
+    "int8_matmul",
     "interleave_gate_up",
     "layer_norm",
+    "lightning_indexer",
     "linear",
     "linear_attention",
     "linear_cross_entropy",
@@ -141,13 +151,16 @@ __all__ = [
     "mlp",
     "moe_combine",
     "moe_mlp",
+    "native_sparse_attention",
     "norm_rope",
     "optim",
     "paged_attention",
     "parallel_cross_entropy",
+    "plan_decode",
     "policies",
     "quantize",
     "quantize_weight",
+    "quantized_grouped_matmul",
     "quantized_matmul",
     "ragged_dot",
     "reglu",
@@ -172,6 +185,7 @@ __all__ = [
     "softmax",
     "sparse_compress",
     "sparse_matmul",
+    "ssd",
     "swiglu",
     "swiglu_packed",
 ]

@@ -189,8 +189,9 @@ def call(
         written: tensors that the op fills in place whatever they held, by shape and type.
     """
     given = {name: value for name, value in tensors.items() if value is not None and not _is_empty_list(value)}
-    if _plain.is_needed():
-        return _plain.computed(op, {**given, **(options or {}), **(types or {})})
+    plain = _plain.computed(op, {**given, **(options or {}), **(types or {}), "op": op})
+    if plain is not None:
+        return plain
     names = tuple((name, len(value) if isinstance(value, list | tuple) else -1) for name, value in given.items())
     flat = [array for value in given.values() for array in (value if isinstance(value, list | tuple) else [value])]
     arrays = [jnp.asarray(array) for array in flat]
@@ -316,6 +317,8 @@ def emit(
     aliases = {place: len(structs) + i for i, place in enumerate(updated)}
     structs += [result_like(arrays[place].shape, arrays[place].dtype, arrays) for place in updated]
     names[1] += [names[0][place] for place in updated]
+    if _plain.is_needed():
+        return _plain.hosted(op, operands, results, structs, attributes, updated)
     if scratch:
         structs.append(result_like((scratch,), jnp.uint8, arrays))
         names[1].append(_workspace.NAME)

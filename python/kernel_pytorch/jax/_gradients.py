@@ -63,9 +63,10 @@ def differentiable(
         forward_flags, forward_wanted: options and flags that ask for outputs, set where there is a gradient: what
             forward computes for it.
     """
-    if _plain.is_needed():
-        values = {**tensors, **options, **(types or {}), "op": op}
-        known = {**values, **_plain.computed(op, values)}
+    values = {**tensors, **options, **(types or {}), "op": op}
+    plain = _plain.computed(op, values)
+    if plain is not None:
+        known = {**values, **plain}
         return tuple(known[name] for name in results)
     given: dict[str, Any] = {}
     for name, value in tensors.items():

@@ -7,11 +7,14 @@ ways need. A formula takes the op's arguments by name and returns its outputs by
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from ..utils.rehearsal import call_on_cpu
 
 Array = Any
 Values = Mapping[str, Any]
@@ -25,13 +28,49 @@ def is_needed() -> bool:
     return device.platform != "cpu" and "cuda" not in device.client.platform_version.lower()
 
 
-def computed(op: str, values: Values) -> dict[str, Array]:
-    if op not in _FORMULAS:
-        raise NotImplementedError(
-            f"{op}: it has kernels for CPUs and NVIDIA GPUs, and no formula for {jax.default_backend()}; compute it on "
-            "one of those"
-        )
-    return _FORMULAS[op](values)
+class NoFormula(Exception):
+    """Raised by a formula that has not the option it is asked for."""
+
+
+def computed(op: str, values: Values) -> dict[str, Array] | None:
+    """The outputs by name; None on CPUs and NVIDIA GPUs, and where no formula has the op and its options: there the
+    host computes it (hosted)."""
+    if not is_needed() or op not in _FORMULAS:
+        return None
+    try:
+        return _FORMULAS[op](values)
+    except NoFormula:
+        return None
+
+
+def hosted(
+    op: str,
+    operands: Sequence[Any],
+    results: Sequence[Any],
+    structs: Sequence[jax.ShapeDtypeStruct],
+    attributes: Mapping[str, Any],
+    updated: Sequence[int],
+) -> Any:
+    """A call by the CPU's kernels on copies: for what there is no formula for. XLA hands the arrays to this process.
+
+    As `_call.emit`, whose buffers `operands` and `results` are; `structs` are the results', then the updated's.
+    """
+    options = tuple(attributes.items())
+
+    def compute(*given: Any) -> tuple[np.ndarray[Any, Any], ...]:
+        arrays = [np.array(one) if i in updated else np.ascontiguousarray(one) for i, one in enumerate(given)]
+        made = [np.empty(struct.shape, struct.dtype) for struct in structs[: len(results)]]
+        tensors = []
+        for (parts, _), array in zip((*operands, *results), (*arrays, *made), strict=True):
+            for part in parts:
+                described = part.described(array)
+                offset = part.begin * array.shape[-1] * array.itemsize if part.size >= 0 else 0
+                strides = described[3] if len(described) > 3 else None
+                tensors.append((*described[:3], strides, array.ctypes.data + offset))
+        call_on_cpu(op, tuple(tensors), options)
+        return (*made, *(arrays[place] for place in updated))
+
+    return jax.pure_callback(compute, tuple(structs), *(array for _, array in operands), vmap_method="sequential")
 
 
 def formula(*ops: str) -> Callable[[Any], Any]:
@@ -201,6 +240,8 @@ def _pool(values: Values) -> dict[str, Array]:
 
 @formula("rope")
 def _rope(values: Values) -> dict[str, Array]:
+    if "cos" not in values:
+        raise NoFormula  # tables of frequencies
     cos, sin, positions = values["cos"], values["sin"], values.get("positions")
     outputs = {}
     for name in ("query", "key"):
@@ -272,9 +313,7 @@ def _attention(values: Values) -> dict[str, Array]:
     for name in ("score_mod", "mask_mod", "cu_seqlens_q", "blocks"):
         value = values.get(name)
         if value is not None and not (isinstance(value, str | list | tuple) and not value):
-            raise NotImplementedError(
-                f"attention: {name} is for CPUs and NVIDIA GPUs; on other devices give a bias or a mask"
-            )
+            raise NoFormula
     query, key, value = (values[name] for name in ("query", "key", "value"))
     if not values["heads_first"]:
         query, key, value = (jnp.swapaxes(one, 1, 2) for one in (query, key, value))

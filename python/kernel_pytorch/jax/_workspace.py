@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from .. import _library
-from ..utils.rehearsal import CPU, CUDA, Device, arguments_of, workspace_bytes
+from ..utils.rehearsal import CPU, CUDA, Device, arguments_of, call_on_cpu, workspace_bytes
 from . import _registration
 
 NAME = "workspace"
@@ -73,17 +73,8 @@ def explained(op: str, tensors: tuple[Any, ...], options: tuple[tuple[str, Any],
 
 def call_on_host(op: str, arrays: Mapping[str, Any], options: tuple[tuple[str, Any], ...]) -> None:
     """A call on numpy arrays while JAX traces, for what is known then; `arrays` are written in place."""
-    device = Device(CPU, 0)
     tensors = tuple(
-        (name, {"f": "fp", "i": "int"}[one.dtype.kind] + str(8 * one.itemsize), one.shape)
+        (name, {"f": "fp", "i": "int"}[one.dtype.kind] + str(8 * one.itemsize), one.shape, None, one.ctypes.data)
         for name, one in arrays.items()
     )
-    arguments = arguments_of(device, tensors, options)
-    for argument, array in zip(arguments, arrays.values()):
-        argument.value.tensors[0].data = array.ctypes.data
-    context = ctypes.c_void_p()
-    _library.call_plain("context_create", device, None, ctypes.byref(context))
-    try:
-        _library.call_plain("call", context, op.encode(), arguments, ctypes.c_size_t(len(arguments)))
-    finally:
-        _library.load().kp_context_destroy(context)
+    call_on_cpu(op, tensors, options)

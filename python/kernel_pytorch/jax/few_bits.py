@@ -15,13 +15,12 @@ from ._gradients import differentiable
 from .pointwise import activation as _activation
 from .products import linear
 
-# By format: sizes of groups, the usual one first; codes in a byte.
+# By format: sizes of groups, the usual one first; bits of a code.
 _FORMATS = {
-    "nvfp4": ((16,), 2),
-    "mxfp4": ((32,), 2),
-    "mxfp8": ((32,), 1),
-    "int4": ((128, 64, 32), 2),
-    "int8": ((128, 64, 32), 1),
+    "nvfp4": ((16,), 4),
+    "mxfp4": ((32,), 4),
+    "mxfp8": ((32,), 8),
+    **{f"int{bits}": ((128, 64, 32), bits) for bits in (4, 8, 2, 3, 5, 6)},
 }
 _SCALE_TYPES = {"nvfp4": jnp.float8_e4m3fn, "mxfp4": jnp.int8, "mxfp8": jnp.int8}  # others: the weight's
 
@@ -29,12 +28,13 @@ _SCALE_TYPES = {"nvfp4": jnp.float8_e4m3fn, "mxfp4": jnp.int8, "mxfp8": jnp.int8
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A matrix in few bits: int8 arrays hold bytes. A pytree, whose format and group are static.
+    """A matrix in few bits: int8 arrays hold bytes. A pytree, whose format, group and columns are static.
 
     Attributes:
-        codes: [rows, columns / codes in a byte]; of two 4-bit codes the even column's is in the low half.
+        codes: [rows, ceil(columns * bits / 8)]: the codes of a row behind each other, lowest bits first.
         scales: [rows, ceil(columns / group)]: float8_e4m3fn (nvfp4), E8M0's bytes (mxfp4, mxfp8), else floats.
-        zeros: bytes, for asymmetric int4 and int8, or None; tensor_scale: fp32, one element (nvfp4), or None.
+        zeros: bytes, for asymmetric integers, or None; tensor_scale: fp32, one element (nvfp4), or None.
+        columns: None: as many as the bytes of a row hold.
     """
 
     codes: Array
@@ -43,10 +43,16 @@ class QuantizedWeight:
     tensor_scale: Array | None
     format: str = field(metadata={"static": True})
     group: int = field(metadata={"static": True})
+    columns: int | None = field(default=None, metadata={"static": True})
+
+    @property
+    def held_columns(self) -> int:
+        """As many as the bytes of a row hold."""
+        return self.codes.shape[1] * 8 // _FORMATS[self.format][1]
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.codes.shape[0], self.codes.shape[1] * _FORMATS[self.format][1]
+        return self.codes.shape[0], self.held_columns if self.columns is None else self.columns
 
     def dequantize(self, dtype: Any = jnp.bfloat16) -> Array:
         return dequantize_weight(self, dtype)
@@ -64,22 +70,19 @@ def quantize_weight(
     """A weight [rows, columns] in few bits.
 
     Args:
-        weight: fp32, bf16 or fp16; an even number of columns for formats of 4 bits.
-        format: "nvfp4", "mxfp4", "mxfp8", "int4" or "int8".
-        group: 32, 64 or 128 (the default) for int4 and int8; the others have one size.
-        asymmetric: int4 and int8: a zero for each group.
+        weight: fp32, bf16 or fp16.
+        format: "nvfp4", "mxfp4", "mxfp8", or "int2", "int3", "int4", "int5", "int6", "int8".
+        group: 32, 64 or 128 (the default) for integers; the others have one size.
+        asymmetric: integers: a zero for each group.
         tensor_scale: nvfp4: fp32, one element; None takes the smallest power of two with which no scale saturates.
         seed: a key of jax.random, for stochastic rounding; None rounds to nearest even.
     """
     if format not in _FORMATS:
         raise ValueError(f'quantize_weight: format is "{format}"; it is one of {", ".join(_FORMATS)}')
-    groups, in_byte = _FORMATS[format]
+    groups, _ = _FORMATS[format]
     weight = jax.lax.stop_gradient(jnp.asarray(weight))
-    if weight.ndim != 2 or weight.shape[1] % in_byte:
-        raise ValueError(
-            f"quantize_weight: weight has shape {list(weight.shape)}; it must be [rows, columns] with a multiple of "
-            f"{in_byte} columns"
-        )
+    if weight.ndim != 2:
+        raise ValueError(f"quantize_weight: weight has shape {list(weight.shape)}; it must be [rows, columns]")
     if format == "nvfp4" and tensor_scale is None:
         tensor_scale = _tensor_scale(weight)
     group = groups[0] if group is None else group
@@ -88,11 +91,14 @@ def quantize_weight(
         "tensor_scale": tensor_scale,
         "seed": None if seed is None else seed_words("quantize_weight", seed),
     }
+    options = {"format": format, "group": group, "bytes": -(-weight.shape[1] * _FORMATS[format][1] // 8)}
     made = call(
-        "group_quantize", tensors, {"format": format, "group": group}, wanted=("asymmetric",) if asymmetric else (),
+        "group_quantize", tensors, options, wanted=("asymmetric",) if asymmetric else (),
         types={"scales_dtype": _SCALE_TYPES.get(format, weight.dtype)},
     )  # fmt: skip
-    return QuantizedWeight(made["codes"], made["scales"], made.get("zeros"), tensor_scale, format, group)
+    return QuantizedWeight(
+        made["codes"], made["scales"], made.get("zeros"), tensor_scale, format, group, weight.shape[1]
+    )
 
 
 def dequantize_weight(weight: QuantizedWeight, dtype: Any = jnp.bfloat16) -> Array:
@@ -103,7 +109,7 @@ def dequantize_weight(weight: QuantizedWeight, dtype: Any = jnp.bfloat16) -> Arr
         "columns": weight.shape[1],
         "dtype": name_of_dtype(dtype),
     }
-    return call("group_dequantize", _tensors(weight), options)["output"]  # type: ignore[no-any-return]
+    return call("group_dequantize", tensors_of(weight), options)["output"]  # type: ignore[no-any-return]
 
 
 def quantized_matmul(
@@ -122,12 +128,81 @@ def quantized_matmul(
             f"quantized_matmul: x has shape {list(x.shape)}, the weight has {list(weight.shape)}; "
             "their last sizes must be equal"
         )
-    tensors = {"x": x, **_tensors(weight), "bias": None if bias is None else parameter_for(x, bias)}
-    if weight.format in ("int4", "int8"):
+    if missing := weight.held_columns - weight.shape[1]:  # the gradient knows a row's bytes alone
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
+    tensors = {"x": x, **tensors_of(weight), "bias": None if bias is None else parameter_for(x, bias)}
+    if weight.format.startswith("int"):
         tensors["scales"] = tensors["scales"].astype(x.dtype)
     options = {"format": weight.format, "group": weight.group, "activation": activation or "identity"}
     saves = [name for name in ("x", "codes", "scales", "zeros", "tensor_scale", "bias") if tensors[name] is not None]
     return differentiable("quantized_matmul", tensors, options, _gradient, saves=saves)[0]  # type: ignore[no-any-return]
+
+
+def int8_matmul(
+    x: Array,
+    weight: Array,
+    scale_weight: Array,
+    *,
+    scale_x: Array | None = None,
+    bias: Array | None = None,
+    activation: str | None = None,
+    dtype: Any = None,
+) -> Array:
+    """activation(scales * (x @ weight.T) + bias) of 8-bit integers, whose products are summed exactly in int32.
+
+    Args:
+        x: [..., k]: fp32, bf16 or fp16, rounded to 8 bits on its way with a scale for each row; or int8 with scale_x.
+        weight: [rows, k], int8.
+        scale_weight: fp32: [rows], [rows, 1], or [rows, ceil(k / group)] with groups of 32, 64 or 128 columns.
+        scale_x: fp32, of x's shape less the last dimension; with codes, and only then.
+        bias: [rows].
+        activation: a name that `activation` takes, or None. Its gradient computes the product again.
+        dtype: of the result; None: x's, of codes bf16. The gradient of x is the one without rounding x.
+    """
+    x, weight, scales = jnp.asarray(x), jnp.asarray(weight), jnp.asarray(scale_weight, jnp.float32)
+    scales = scales[:, None] if scales.ndim == 1 else scales
+    if weight.ndim != 2 or weight.dtype != jnp.int8 or x.ndim == 0 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"int8_matmul: x has shape {list(x.shape)}, weight is {weight.dtype} {list(weight.shape)}; it must be int8 "
+            "[rows, k] with x's last size"
+        )
+    if (x.dtype == jnp.int8) != (scale_x is not None):
+        raise ValueError(
+            f"int8_matmul: x is {x.dtype} and scale_x is {'missing' if scale_x is None else 'given'}; int8 codes need "
+            "one scale for each row, other types are rounded with one of their own"
+        )
+    columns = weight.shape[1]
+    sizes = {1: 0} | {-(-columns // g): g for g in (32, 64, 128) if -(-columns // g) > 1}
+    if scales.ndim != 2 or scales.shape[0] != weight.shape[0] or scales.shape[1] not in sizes:
+        raise ValueError(
+            f"int8_matmul: scale_weight has shape {list(scales.shape)}, weight has {list(weight.shape)}; it must be "
+            f"[{weight.shape[0]}], or [{weight.shape[0]}, groups] with groups of 32, 64 or 128 columns"
+        )
+    made = jnp.dtype(dtype) if dtype is not None else jnp.dtype(jnp.bfloat16) if x.dtype == jnp.int8 else x.dtype
+    tensors = {
+        "x": x, "weight": weight, "scale_weight": scales,
+        "scale_x": None if scale_x is None else jnp.asarray(scale_x, jnp.float32),
+        "bias": None if bias is None else jnp.asarray(bias, made if bias.dtype != jnp.float32 else jnp.float32),
+    }  # fmt: skip
+    options = {"group": sizes[scales.shape[1]], "activation": activation or "identity", "dtype": name_of_dtype(made)}
+    saves = [name for name, value in tensors.items() if value is not None]
+    return differentiable("int8_matmul", tensors, options, _integer_gradient, saves=saves)[0]  # type: ignore[no-any-return]
+
+
+def _integer_gradient(values: Any, grads: Any, wanted: Any) -> Any:
+    x, weight, scales, bias = values["x"], values["weight"], values["scale_weight"], values.get("bias")
+    grad = grads["output"]
+    if values["activation"] != "identity":
+        sums = int8_matmul(x, weight, scales, scale_x=values.get("scale_x"), bias=bias, dtype=grad.dtype)
+        _, pull = jax.vjp(lambda v: _activation(v, values["activation"]), sums)
+        (grad,) = pull(grad)
+    gradients = {}
+    if "x" in wanted:
+        each = jnp.repeat(scales, values["group"], 1)[:, : weight.shape[1]] if values["group"] else scales
+        gradients["x"] = linear(grad, (weight.astype(jnp.float32) * each).astype(grad.dtype).T).astype(x.dtype)
+    if "bias" in wanted:
+        gradients["bias"] = grad.astype(jnp.float32).sum(tuple(range(grad.ndim - 1))).astype(bias.dtype)
+    return gradients
 
 
 def _gradient(values: Any, grads: Any, wanted: Any) -> Any:
@@ -147,7 +222,7 @@ def _gradient(values: Any, grads: Any, wanted: Any) -> Any:
     return gradients
 
 
-def _tensors(weight: QuantizedWeight) -> dict[str, Any]:
+def tensors_of(weight: QuantizedWeight) -> dict[str, Any]:
     return {name: getattr(weight, name) for name in ("codes", "scales", "zeros", "tensor_scale")}
 
 

@@ -14,6 +14,8 @@ from .config import MoEConfig
 from .parallel import expert_parallel_mlp
 from .routers import Router, with_changes
 
+FEW_BITS = "_kernel_pytorch_few_bits"  # where optimize puts (gate_up, down) -> their codes
+
 # What differs from MoEConfig's defaults.
 _KINDS: dict[str, dict[str, Any]] = {
     "standard": {},
@@ -106,7 +108,7 @@ class MoELayer(nn.Module):
         """The experts' output for x [..., d_model]; with return_losses also what `losses` makes of the routing, which
         is the router's unless another one is given (a HashRouter's)."""
         routing = self.router(x) if routing is None else routing
-        tensors = (x, routing, self.gate_up, self.down)
+        tensors = (x, routing, *self.expert_weights())
         options: dict[str, Any] = dict(
             gate_up_bias=self.gate_up_bias, down_bias=self.down_bias, activation=self.config.activation, transposed=True
         )
@@ -119,6 +121,18 @@ class MoELayer(nn.Module):
             output = output + self.shared_out(hidden)
         output = self.dropout(output)
         return (output, self.losses(routing)) if return_losses else output
+
+    def expert_weights(self) -> tuple[Any, Any]:
+        """gate_up and down as the products take them: the parameters, or their codes in few bits
+        (precision.convert_model puts modules that keep codes in their places, optimize puts codes next to them)."""
+        kept = self.__dict__.get(FEW_BITS)
+        if kept is not None:
+            return kept(self.gate_up, self.down)  # type: ignore[no-any-return]
+        if not isinstance(self.gate_up, nn.Module):
+            return self.gate_up, self.down
+        if self.group is None:
+            return self.gate_up.quantized_weight, self.down.quantized_weight
+        return self.gate_up.dequantize(), self.down.dequantize()
 
     def losses(self, routing: Routing) -> dict[str, Tensor]:
         """Of a routing: load_balance_loss and router_z_loss with their weights, expert_utilization (the share of pairs

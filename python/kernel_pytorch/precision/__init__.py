@@ -15,9 +15,10 @@ from .convert import FP8LayerPlan, convert_model_to_fp8, plan_fp8, restore_from_
 from .engine import FP8TrainingEngine, create_fp8_trainer
 from .fp4 import FP4Quantizer
 from .fused import fp8_gated_mlp, fp8_norm_linear
+from .int8_linear import Int8Linear
 from .linear import FP8LinearLayer
 from .models.checkpoints import load_quantized, save_quantized
-from .models.conversion import QuantizedEmbedding, convert_model
+from .models.conversion import QuantizedEmbedding, QuantizedMatrices, convert_model
 from .models.hugging_face import register_huggingface
 from .quantized_linear import QuantizedLinear
 from .report import LayerNumerics, TensorNumerics, fp8_numerics_report
@@ -42,6 +43,7 @@ __all__ = [
     "FP8LayerPlan",
     "FP8LinearLayer",
     "FP8TrainingEngine",
+    "Int8Linear",
     "LayerAllocation",
     "LayerNumerics",
     "LayerSensitivity",
@@ -52,6 +54,7 @@ __all__ = [
     "QuantizationMode",
     "QuantizedEmbedding",
     "QuantizedLinear",
+    "QuantizedMatrices",
     "RoundedLinear",
     "Sparse24Linear",
     "SparseTrainingLinear",

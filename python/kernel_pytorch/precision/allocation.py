@@ -8,7 +8,7 @@ from enum import Enum
 
 import torch
 
-from .._ops.quantized_matmul import FORMATS
+from .._ops.quantized_matmul import FORMATS, code_bytes, is_integer
 
 _FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -21,7 +21,11 @@ class PrecisionFormat(Enum):
     BF16 = "bf16"
     FP8_E4M3 = "fp8_e4m3"
     INT8 = "int8"
+    INT6 = "int6"
+    INT5 = "int5"
     INT4 = "int4"
+    INT3 = "int3"
+    INT2 = "int2"
     FP4 = "fp4"
     NVFP4 = "nvfp4"
     MXFP4 = "mxfp4"
@@ -33,8 +37,9 @@ class AllocationStrategy(Enum):
 
     - ENTROPY_BASED: from the weight alone: its energy times 4^-bits, more where the entropy of 4-bit codes is low,
       since then outliers set the scales. Cheap, and the least exact.
-    - GRADIENT_WEIGHTED: squared rounding errors, each times the mean square of its weight's gradient: the diagonal of
-      the empirical Hessian.
+    - GRADIENT_WEIGHTED: the squared error of the layer's outputs on the calibration inputs, each output times the mean
+      square of the loss's gradient there: the loss's change to second order, its Hessian taken as a product of one of
+      inputs and a diagonal one of outputs.
     - ACTIVATION_AWARE: the squared error of the layer's outputs on the calibration inputs.
     - LAYER_ADAPTIVE: the change of the model's output with this layer alone in the format, measured. Slow and exact.
     - CONTENT_ADAPTIVE: a weighted sum of the first three, each as a share of its total over layers
@@ -91,22 +96,28 @@ class WeightFormat:
         if self.format is None:
             return weight.nbytes
         rows, columns = weight.shape
-        groups, in_byte = FORMATS[self.format]
-        scales = rows * -(-columns // (self.group or groups[0]))
-        of_scale = weight.element_size() if self.format.startswith("int") else 1
+        scales = rows * -(-columns // (self.group or FORMATS[self.format][0][0]))
+        of_scale = weight.element_size() if is_integer(self.format) else 1
         of_tensor = 4 if self.format == "nvfp4" else 0
-        return rows * columns // in_byte + scales * (of_scale + self.asymmetric) + of_tensor
+        return rows * code_bytes(self.format, columns) + scales * (of_scale + self.asymmetric) + of_tensor
 
 
 # From few bits to many. Integers by groups of 32 have more bits than by 128, and smaller errors.
 MENU = (
+    WeightFormat("int2", 64, True), WeightFormat("int2", 32, True), WeightFormat("int3", 128, True),
+    WeightFormat("int3", 32), WeightFormat("int3", 32, True),
     WeightFormat("int4", 128), WeightFormat("int4", 128, True), WeightFormat("mxfp4"), WeightFormat("int4", 64),
     WeightFormat("int4", 64, True), WeightFormat("int4", 32), WeightFormat("nvfp4"), WeightFormat("int4", 32, True),
+    WeightFormat("int5", 128), WeightFormat("int5", 32), WeightFormat("int6", 128), WeightFormat("int6", 32),
     WeightFormat("int8", 128), WeightFormat("mxfp8"), WeightFormat(),
 )  # fmt: skip
 
 _OF_NAME = {
+    PrecisionFormat.INT2: lambda one: one.format == "int2",
+    PrecisionFormat.INT3: lambda one: one.format == "int3",
     PrecisionFormat.INT4: lambda one: one.format == "int4",
+    PrecisionFormat.INT5: lambda one: one.format == "int5",
+    PrecisionFormat.INT6: lambda one: one.format == "int6",
     PrecisionFormat.INT8: lambda one: one.format == "int8",
     PrecisionFormat.FP4: lambda one: one.format == "nvfp4",
     PrecisionFormat.NVFP4: lambda one: one.format == "nvfp4",

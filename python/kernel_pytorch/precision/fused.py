@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .._ops._seed import seed_for
 from .._ops.float8 import Quantized, quantize, scaled_matmul
 from .._ops.float8_fused import (
     QuantizedGate,
@@ -24,6 +23,7 @@ from .._ops.float8_fused import (
 )
 from .._ops.gated_activation import gated_activation_packed
 from .._ops.rms_norm import add_rms_norm, rms_norm
+from .._ops.support.seed import seed_for
 from .linear import GRADIENT, GRANULARITIES, INPUT, WEIGHT, FP8LinearLayer, State
 
 

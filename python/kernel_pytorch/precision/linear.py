@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from .._ops._seed import seed_for
 from .._ops.float8 import Quantized, quantize, scaled_matmul
+from .._ops.support.seed import seed_for
 from .config import FP8Config
 
 GRANULARITIES = {  # of activations and gradients, and of weights

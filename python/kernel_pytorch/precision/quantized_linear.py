@@ -5,20 +5,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .._ops.quantized_matmul import FORMATS, QuantizedWeight, dequantize_weight, quantize_weight, quantized_matmul
+from .._ops.quantized_matmul import (
+    FORMATS,
+    QuantizedWeight,
+    code_bytes,
+    dequantize_weight,
+    is_integer,
+    quantize_weight,
+    quantized_matmul,
+)
 
 
 class QuantizedLinear(nn.Module):
-    """activation(x @ weight.T + bias) with a weight in 4 or 8 bits: codes, scales, zeros and tensor_scale are buffers.
+    """activation(x @ weight.T + bias) with a weight in few bits: codes, scales, zeros and tensor_scale are buffers, and
+    so is `order` of a weight whose columns were sorted (GPTQ's act-order): column i of the codes is column order[i].
 
     `from_linear` quantises a layer. The constructor makes an empty one for load_state_dict. Gradients reach x and bias,
     the weight is fixed.
 
     Args:
-        format: "nvfp4", "mxfp4", "mxfp8", "int4" or "int8".
-        group: columns that share a scale, of int4 and int8: 32, 64 or 128.
-        asymmetric: int4 and int8: each group has a zero.
-        dtype: of the bias, and of the scales of int4 and int8.
+        format: as quantize_weight names them: "nvfp4", "mxfp4", "mxfp8", or integers of 2 to 8 bits, "int4".
+        group: columns that share a scale, of integers: 32, 64 or 128.
+        asymmetric: integers: each group has a zero.
+        dtype: of the bias, and of the scales of integers.
         activation: what is applied to the result, by its name in functional.activation.
     """
 
@@ -26,6 +35,7 @@ class QuantizedLinear(nn.Module):
     scales: Tensor
     zeros: Tensor | None
     tensor_scale: Tensor | None
+    order: Tensor | None
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, *, format: str = "nvfp4",
@@ -35,26 +45,26 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         if format not in FORMATS:
             raise ValueError(f'QuantizedLinear: format is "{format}"; it is one of {", ".join(FORMATS)}')
-        groups, in_byte = FORMATS[format]
+        groups = FORMATS[format][0]
         self.in_features, self.out_features = in_features, out_features
         self.format, self.group = format, groups[0] if group is None else group
         self.activation = activation
-        if self.group not in groups or in_features % in_byte:
+        if self.group not in groups:
             raise ValueError(
-                f"QuantizedLinear: group is {self.group} and in_features {in_features}; {format} has groups of "
-                f"{' or '.join(map(str, groups))} and needs a multiple of {in_byte} features"
+                f"QuantizedLinear: group is {self.group}; {format} has groups of {' or '.join(map(str, groups))}"
             )
-        if asymmetric and not format.startswith("int"):
-            raise ValueError(f"QuantizedLinear: {format} is symmetric; asymmetric is for int4 and int8")
+        if asymmetric and not is_integer(format):
+            raise ValueError(f"QuantizedLinear: {format} is symmetric; asymmetric is for integers")
         in_row = -(-in_features // self.group)
         scale_type = {"nvfp4": torch.float8_e4m3fn, "mxfp4": torch.uint8, "mxfp8": torch.uint8}.get(format, dtype)
         self.register_buffer(
-            "codes", torch.zeros(out_features, in_features // in_byte, dtype=torch.uint8, device=device)
+            "codes", torch.zeros(out_features, code_bytes(format, in_features), dtype=torch.uint8, device=device)
         )
         self.register_buffer("scales", torch.zeros(out_features, in_row, device=device).to(scale_type))
         zeros = torch.zeros(out_features, in_row, dtype=torch.uint8, device=device) if asymmetric else None
         self.register_buffer("zeros", zeros)
         self.register_buffer("tensor_scale", torch.ones(1, device=device) if format == "nvfp4" else None)
+        self.register_buffer("order", None)
         self.bias = nn.Parameter(torch.zeros(out_features, dtype=dtype, device=device)) if bias else None
 
     @classmethod
@@ -68,8 +78,9 @@ class QuantizedLinear(nn.Module):
 
     @classmethod
     def from_quantized(
-        cls, weight: QuantizedWeight, bias: nn.Parameter | None = None, *, activation: str | None = None
-    ) -> QuantizedLinear:
+        cls, weight: QuantizedWeight, bias: nn.Parameter | None = None, *, activation: str | None = None,
+        order: Tensor | None = None,
+    ) -> QuantizedLinear:  # fmt: skip
         """A layer of a weight that is quantised already; the bias is the same parameter."""
         rows, columns = weight.shape
         made = cls(
@@ -78,18 +89,23 @@ class QuantizedLinear(nn.Module):
         )  # fmt: skip
         made.codes, made.scales = weight.codes, weight.scales
         made.zeros, made.tensor_scale = weight.zeros, weight.tensor_scale
-        made.bias = bias
+        made.bias, made.order = bias, order
         return made
 
     @property
     def quantized_weight(self) -> QuantizedWeight:
-        return QuantizedWeight(self.codes, self.scales, self.zeros, self.tensor_scale, self.format, self.group)
+        return QuantizedWeight(
+            self.codes, self.scales, self.zeros, self.tensor_scale, self.format, self.group, self.in_features
+        )
 
     def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        """The weight's values."""
-        return dequantize_weight(self.quantized_weight, dtype)
+        """The weight's values, columns as the layer's input has them."""
+        values = dequantize_weight(self.quantized_weight, dtype)
+        return values if self.order is None else torch.empty_like(values).index_copy_(1, self.order, values)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.order is not None:
+            x = x.index_select(-1, self.order)
         return quantized_matmul(x, self.quantized_weight, bias=self.bias, activation=self.activation)
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._ops.quantized_matmul import FORMATS, QuantizedWeight, quantize_weight
+from .._ops.quantized_matmul import FORMATS, QuantizedWeight, is_integer, pack_codes, quantize_weight
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BLOCK = 128  # columns between updates of all the rest
@@ -66,7 +66,7 @@ def gptq_quantize(
     Args:
         weight: [rows, columns].
         gram: X^T X of the layer's inputs, [columns, columns].
-        format: all but mxfp8: "nvfp4", "mxfp4", "int4" or "int8".
+        format: all but mxfp8.
         damping: of the gram's mean diagonal, added to it, so that it has an inverse.
     """
     if format == "mxfp8":
@@ -86,9 +86,7 @@ def gptq_quantize(
             values[:, column + 1 : last] -= error[:, None] * factor[column, column + 1 : last]
             errors[:, column - first] = error
         values[:, last:] -= errors @ factor[first:last, last:]
-    if FORMATS[format][1] == 2:
-        codes = codes[:, 0::2] | codes[:, 1::2] << 4
-    return replace(nearest, codes=codes)
+    return replace(nearest, codes=pack_codes(codes, FORMATS[format][1]))
 
 
 def _by_column(weight: QuantizedWeight, columns: int) -> tuple[Tensor, Tensor]:
@@ -99,7 +97,7 @@ def _by_column(weight: QuantizedWeight, columns: int) -> tuple[Tensor, Tensor]:
     scales = scales.float()
     if weight.tensor_scale is not None:
         scales = scales * weight.tensor_scale
-    middle = {"int4": 8.0, "int8": 128.0}.get(weight.format, 0.0)
+    middle = 2.0 ** (FORMATS[weight.format][1] - 1) if is_integer(weight.format) else 0.0
     zeros = torch.full_like(scales, middle) if weight.zeros is None else weight.zeros.float()
     return (
         scales.repeat_interleave(weight.group, 1)[:, :columns],
@@ -110,8 +108,8 @@ def _by_column(weight: QuantizedWeight, columns: int) -> tuple[Tensor, Tensor]:
 def _round(values: Tensor, scales: Tensor, zeros: Tensor, format: str) -> tuple[Tensor, Tensor]:
     """The nearest codes of a column and what they stand for. A scale of 0 stands for zeros."""
     safe = torch.where(scales == 0, 1.0, scales)
-    if format in ("int4", "int8"):
-        codes = torch.clamp(torch.round(values / safe) + zeros, 0, 15 if format == "int4" else 255)
+    if is_integer(format):
+        codes = torch.clamp(torch.round(values / safe) + zeros, 0, 2 ** FORMATS[format][1] - 1)
         return codes.to(torch.uint8), (codes - zeros) * scales
     table = torch.tensor(_E2M1, device=values.device)
     middles = (table[1:] + table[:-1]) / 2

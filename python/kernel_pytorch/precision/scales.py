@@ -12,6 +12,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor, nn
 
+from .._ops.delayed_scales import delayed_scales_
 from .linear import FP8LinearLayer
 
 _LEAST, _MOST = 2.0**-126, 2.0**126
@@ -37,14 +38,17 @@ class _Histories:
         self.factors = self.values.new_tensor(headroom) / self.values.new_tensor(largest)
 
     def update(self, group: Any) -> None:
-        amax = torch.stack([layer.fp8_amax for layer in self.layers])
-        _join(amax, group)
-        self.values.copy_(self.values.roll(-1, 0))  # by the device alone: a CUDA graph can hold it
-        self.values[-1] = amax
-        self.write_scales()
-        torch._foreach_zero_([layer.fp8_amax for layer in self.layers])
+        """By the device alone, in one launch: a CUDA graph can hold it."""
+        amax = [layer.fp8_amax for layer in self.layers]
+        joined = torch.stack(amax) if _is_shared(group) else None
+        if joined is not None:
+            _join(joined, group)
+        delayed_scales_(self.values, amax, [layer.fp8_scale for layer in self.layers], self.factors, joined)
+        for layer in self.layers:
+            layer.fp8_ready = True
 
     def write_scales(self) -> None:
+        """Of histories that were read from a file."""
         peaks = self.values.amax(0)
         scales = torch.where(peaks > 0, (peaks * self.factors).clamp(_LEAST, _MOST), 1.0)
         torch._foreach_copy_([layer.fp8_scale for layer in self.layers], list(scales.unbind()))
@@ -94,8 +98,12 @@ def take_overflows(model: nn.Module, group: Any = None) -> list[str]:
 
 
 def _join(values: Tensor, group: Any) -> None:
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size(group) > 1:
+    if _is_shared(group):
         distributed.all_reduce(values, distributed.ReduceOp.MAX, group)
+
+
+def _is_shared(group: Any) -> bool:
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size(group) > 1
 
 
 def fp8_state_dict(model: nn.Module) -> dict[str, Any]:

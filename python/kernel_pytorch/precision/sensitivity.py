@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._ops.quantized_matmul import quantize_weight
+from .._ops.quantized_matmul import quantize_weight, unpack_codes
 from ..core.linear import OptimizedLinear
 from .allocation import AllocationStrategy, PrecisionConfig, WeightFormat, menu_of
 from .rounding import clipped_quantize, gptq_quantize
@@ -33,7 +33,8 @@ class LayerSensitivity:
 
 @dataclass
 class Statistics:
-    """What calibration leaves of a layer: X^T X of its inputs (or its diagonal), mean squares of the gradient."""
+    """What calibration leaves of a layer: X^T X of its inputs (or its diagonal), and for each output the sum of squares
+    of the loss's gradient over all tokens."""
 
     gram: Tensor | None = None
     gradient_squares: Tensor | None = None
@@ -48,9 +49,7 @@ def is_skipped(name: str, skip: Sequence[str]) -> bool:
 
 
 def quantizable_layers(model: nn.Module, skip: Sequence[str]) -> dict[str, nn.Linear]:
-    """Linear layers with an even number of features and a forward that is nn.Linear's or OptimizedLinear's, by name; a
-    shared one once.
-    """
+    """Linear layers whose forward is nn.Linear's or OptimizedLinear's, by name; a shared one once."""
     found: dict[str, nn.Linear] = {}
     readers: list[str] = []
     for name, module in model.named_modules():
@@ -59,7 +58,7 @@ def quantizable_layers(model: nn.Module, skip: Sequence[str]) -> dict[str, nn.Li
         if any(name.startswith(reader) for reader in readers) or not isinstance(module, nn.Linear):
             continue
         is_plain = type(module).forward in (nn.Linear.forward, OptimizedLinear.forward)
-        if is_plain and not is_skipped(name, skip) and module.in_features % 2 == 0 and module.weight.numel() > 0:
+        if is_plain and not is_skipped(name, skip) and module.weight.numel() > 0:
             found[name] = module
     return found
 
@@ -95,6 +94,8 @@ def collect(
     """
     statistics = {name: Statistics() for name in layers}
     hooks = [layer.register_forward_pre_hook(_add_gram(statistics[name])) for name, layer in layers.items()]
+    if gradients:
+        hooks += [layer.register_forward_hook(_add_gradients(statistics[name])) for name, layer in layers.items()]
     count = 0
     try:
         for batch in batches:
@@ -104,12 +105,8 @@ def collect(
                 if not gradients:
                     continue
                 value = loss(output, batch) if loss is not None else output_of(output).float().square().sum()
-                grads = torch.autograd.grad(value, [layer.weight for layer in layers.values()], allow_unused=True)
-            for name, grad in zip(layers, grads, strict=True):
-                if grad is not None:
-                    squares = grad.float().square()
-                    before = statistics[name].gradient_squares
-                    statistics[name].gradient_squares = squares if before is None else before + squares
+                # The gradients of weights are not kept: hooks take those of the layers' outputs on the way.
+                torch.autograd.grad(value, [layer.weight for layer in layers.values()], allow_unused=True)
     finally:
         for hook in hooks:
             hook.remove()
@@ -124,6 +121,18 @@ def _add_gram(of: Statistics) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         x = inputs[0].detach().flatten(0, -2).float()
         gram = x.t() @ x if x.shape[1] <= _MOST_GRAM_COLUMNS else x.square().sum(0)
         of.gram = gram if of.gram is None else of.gram + gram
+
+    return hook
+
+
+def _add_gradients(of: Statistics) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+    def add(grad: Tensor) -> None:
+        squares = grad.detach().float().flatten(0, -2).square().sum(0)
+        of.gradient_squares = squares if of.gradient_squares is None else of.gradient_squares + squares
+
+    def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(add)  # type: ignore[no-untyped-call]
 
     return hook
 
@@ -147,8 +156,8 @@ def code_entropy(weight: Tensor) -> float:
     """Bits of a 4-bit code of the weight (int4 by groups of 128): 4 where all are as frequent, few where outliers set
     the scales and most codes are the middle one.
     """
-    codes = quantize_weight(weight.detach(), "int4").codes
-    counts = torch.bincount(torch.cat([codes.flatten() & 15, codes.flatten() >> 4]).int(), minlength=16).double()
+    codes = unpack_codes(quantize_weight(weight.detach(), "int4").codes, 4, weight.shape[1])
+    counts = torch.bincount(codes.flatten().int(), minlength=16).double()
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * shares.log2()).sum())
 
@@ -239,14 +248,19 @@ def _apply_threshold(config: PrecisionConfig, layers: dict[str, nn.Linear], rows
 def _gradient_error(change: Tensor, of: Statistics) -> float:
     if of.gradient_squares is None:  # the loss does not depend on this layer
         return 0.0
-    return float((change.square() * of.gradient_squares).sum())
+    return float(_row_errors(change, of) @ of.gradient_squares)
 
 
 def _output_error(change: Tensor, of: Statistics) -> float:
+    return float(_row_errors(change, of).sum())
+
+
+def _row_errors(change: Tensor, of: Statistics) -> Tensor:
+    """The squared error of every output on the calibration inputs."""
     assert of.gram is not None
     if of.gram.dim() == 1:
-        return float((change.square() @ of.gram).sum())
-    return float(((change @ of.gram) * change).sum().clamp(min=0))
+        return change.square() @ of.gram
+    return ((change @ of.gram) * change).sum(1).clamp(min=0)
 
 
 def _by_weight(

@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..functional import append_kv, paged_attention
+from ..compat._latent import Expansion, gives_rows, latent_rows
+from ..functional import paged_attention
 from .pages import PagedCache
 
 NAME = "kernel_pytorch_paged"
@@ -31,6 +32,7 @@ class Batch:
     cu_seqlens_q: Tensor | None = None  # int32 [requests + 1]; None: one token each
     max_seqlen_q: int = 1
     batch_invariant: bool = False
+    is_fresh: bool = False  # no request has older tokens
 
     def attend(
         self,
@@ -43,10 +45,30 @@ class Batch:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        expansion: Expansion | None = None,
     ) -> Tensor:
-        """[tokens, heads, size] of all three -> [tokens, heads, value_size]. A window counts the token itself."""
+        """[tokens, heads, size] of all three -> [tokens, heads, value_size]. A window counts the token itself.
+
+        With an expansion key and value are latent rows and rope rows, [tokens, 1, size].
+        """
+        scales: dict[str, Any] = self.cache.append(layer, key, value, self.slots)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        append_kv(key, value, keys, values, self.slots)
+        if expansion is not None:
+            scale = query.shape[2] ** -0.5 if scale is None else scale
+            if self.is_fresh and self.cu_seqlens_q is not None:
+                packed = {"cu_seqlens_q": self.cu_seqlens_q, "max_seqlen_q": self.max_seqlen_q}
+                packed |= {"cu_seqlens_k": self.cu_seqlens_q, "max_seqlen_k": self.max_seqlen_q}
+                return expansion.attend_expanded(query, key[:, 0], value[:, 0], scale=scale, **packed)
+            return expansion.attend_pages(
+                query,
+                (keys[:, :, 0], values[:, :, 0]),
+                self.block_tables,
+                self.seq_lens,
+                cu_seqlens_q=self.cu_seqlens_q,
+                max_seqlen_q=self.max_seqlen_q,
+                scale=scale,
+                batch_invariant=self.batch_invariant,
+            )
         output: Tensor = paged_attention(
             query,
             keys,
@@ -60,6 +82,7 @@ class Batch:
             softcap=softcap,
             sinks=sinks,
             batch_invariant=self.batch_invariant,
+            **scales,
         )
         return output
 
@@ -96,7 +119,9 @@ def attention_forward(
     if layers is None:
         raise RuntimeError(f'attn_implementation="{NAME}" computes inside kernel_pytorch.serving alone')
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-    options = {"scale": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
+    options: dict[str, Any] = {"scale": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
+    if gives_rows(module):  # in the place of keys and values (latent_rows)
+        options["expansion"] = Expansion.of(module)
     output: Tensor = layers(getattr(module, "layer_idx", None), *rows, **options)
     return output[None], None
 
@@ -106,8 +131,8 @@ def no_mask(*_: Any, **__: Any) -> None:
 
 
 @contextlib.contextmanager
-def implementation(model: nn.Module) -> Iterator[None]:
-    """The model's layers call attention_forward while this holds."""
+def implementation(model: nn.Module, *, latent: bool = False) -> Iterator[None]:
+    """The model's layers call attention_forward while this holds; those that can give it latent rows if `latent`."""
     from transformers import AttentionInterface, AttentionMaskInterface  # optional
 
     AttentionInterface.register(NAME, attention_forward)
@@ -117,7 +142,8 @@ def implementation(model: nn.Module) -> Iterator[None]:
     try:
         for config, _ in before:
             config._attn_implementation = NAME
-        yield
+        with latent_rows(model) if latent else contextlib.nullcontext():
+            yield
     finally:
         for config, name in before:
             config._attn_implementation = name

@@ -18,7 +18,7 @@ from ..functional import sample
 from .attention import Batch
 from .decoding import Decoder
 from .models import Served, serve
-from .pages import PagedCache
+from .pages import CODES, PagedCache
 from .requests import Completion, OnToken, Request, Sampling, check_prompt
 
 _CPU_SHARE, _GPU_SHARE = 0.3, 0.85  # of the memory that is free
@@ -56,6 +56,8 @@ class Engine:
         cache_tokens: tokens that the cache holds; None: as many as fit into most of the free memory, and no more than
             max_batch requests can need.
         page_size: tokens of a page.
+        cache_dtype: float8_e4m3fn or int8 (with a scale of each token and head) keep keys and values in 8 bits; None:
+            the model's type.
         cuda_graphs: decode by CUDA graphs on a GPU.
         fused: use kernels for whole layers where the model's parts are known ones.
         batch_invariant: attention's bits do not depend on the batch (products' may).
@@ -71,6 +73,7 @@ class Engine:
         max_length: int | None = None,
         cache_tokens: int | None = None,
         page_size: int | None = None,
+        cache_dtype: torch.dtype | None = None,
         cuda_graphs: bool = True,
         fused: bool = True,
         batch_invariant: bool = False,
@@ -82,8 +85,10 @@ class Engine:
             )
         self.model, self.tokenizer = model, tokenizer
         weight = next(model.parameters())
-        self.device, self.dtype = weight.device, weight.dtype
+        self.device: torch.device = weight.device
+        self.dtype: torch.dtype = weight.dtype
         self.served: Served = serve(model, fused=fused)
+        self.cache_dtype = self._cache_dtype(cache_dtype)
         self.max_batch, self.max_tokens = max_batch, max_tokens
         self.vocabulary = model.get_input_embeddings().weight.shape[0]
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -92,7 +97,7 @@ class Engine:
         page = page_size or (64 if self.device.type == "cuda" else 16)
         self.table_room = -(-self.max_length // page)
         pages = self._pages(page, cache_tokens)
-        self.cache = PagedCache(self.served.layers, pages, page, dtype=self.dtype, device=self.device)
+        self.cache = PagedCache(self.served.layers, pages, page, dtype=self.cache_dtype, device=self.device)
         self.batch_invariant = batch_invariant
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -101,11 +106,25 @@ class Engine:
         self.poll: Callable[[], None] | None = None  # called between steps of a long run; it may add requests
         self.decoder = Decoder(self) if cuda_graphs and self.device.type == "cuda" else None
 
+    def _cache_dtype(self, wanted: torch.dtype | None) -> torch.dtype:
+        if wanted is None or wanted == self.dtype:
+            return self.dtype
+        if wanted not in CODES:
+            raise ValueError(f"Engine: cache_dtype is {wanted}; it is float8_e4m3fn, int8 or the model's {self.dtype}")
+        if getattr(self.served, "is_latent", False):
+            raise ValueError(
+                f"Engine: cache_dtype is {wanted}, {type(self.model).__name__} keeps latent rows, which stay in its "
+                "own type; leave it out"
+            )
+        return wanted
+
     def _pages(self, page_size: int, cache_tokens: int | None) -> int:
         most = self.table_room * self.max_batch
         if cache_tokens is None:
-            element = torch.empty((), dtype=self.dtype).element_size()
-            token = sum(layer.heads * (layer.size + layer.value_size) for layer in self.served.layers) * element
+            element = torch.empty((), dtype=self.cache_dtype).element_size()
+            scales = 8 if CODES.get(self.cache_dtype) else 0  # of a token's key and value of a head
+            layers = self.served.layers
+            token = sum(layer.heads * ((layer.size + layer.value_size) * element + scales) for layer in layers)
             pages = min(most, _free_bytes(self.device) // (token * page_size))
         else:
             pages = -(-cache_tokens // page_size)
@@ -241,6 +260,7 @@ class Engine:
             whole(ends, torch.int32),
             max(len(tokens) for _, tokens in fed),
             self.batch_invariant,
+            is_fresh=all(request.computed == len(tokens) for request, tokens in fed),
         )
         ready = [i for i, (request, _) in enumerate(fed) if request.computed == request.length]
         rows = whole([ends[i + 1] - 1 for i in ready])

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..compat._latent import is_latent
 from .attention import Batch, computing, implementation
 from .fused import Fused, recognise
 from .pages import LayerShape, PagedCache
@@ -35,19 +36,19 @@ class Served(Protocol):
 
 
 class Plain:
-    """The model's own forward, its attention over pages."""
+    """The model's own forward, its attention over pages; of latent rows where its layers keep them and `latent`."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, *, latent: bool = False) -> None:
+        self.model, self.is_latent = model, latent
         parameters = inspect.signature(model.forward).parameters
         self.takes_rows = "logits_to_keep" in parameters
         if "position_ids" not in parameters:
             raise refusal(model, "its forward takes no position_ids")
-        self.layers = [shape for shape, _ in attention_of(model)]
+        self.layers = [shape for shape, _ in attention_of(model, latent=latent)]
 
     def logits(self, tokens: Tensor, positions: Tensor, batch: Batch, rows: Tensor | None) -> Tensor:
         options: dict[str, Any] = {"logits_to_keep": rows} if self.takes_rows and rows is not None else {}
-        with implementation(self.model), computing(batch.attend):
+        with implementation(self.model, latent=self.is_latent), computing(batch.attend):
             output = self.model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **options)
         logits: Tensor = output.logits[0]
         return logits if rows is None or options else logits[rows]
@@ -65,7 +66,7 @@ def refusal(model: nn.Module, reason: str) -> ValueError:
     )
 
 
-def attention_of(model: Any) -> list[tuple[LayerShape, dict[str, Any]]]:
+def attention_of(model: Any, *, latent: bool = False) -> list[tuple[LayerShape, dict[str, Any]]]:
     """What each layer keeps of a token and the options of its attention, by running one token."""
     found: dict[int, tuple[LayerShape, dict[str, Any]]] = {}
 
@@ -73,11 +74,15 @@ def attention_of(model: Any) -> list[tuple[LayerShape, dict[str, Any]]]:
         if layer is None or layer in found:
             raise refusal(model, "its layers do not number themselves, or one attends twice")
         found[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2]), options
-        return query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+        expansion = options.get("expansion")
+        size = value.shape[2] if expansion is None else expansion.values.shape[1]
+        return query.new_zeros(query.shape[0], query.shape[1], size)
 
+    if any(name.rpartition(".")[2] == "indexer" for name, _ in model.named_modules()):
+        raise refusal(model, "an indexer chooses the keys that its tokens see, which pages do not know of")
     first = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
     try:
-        with torch.no_grad(), implementation(model), computing(note):
+        with torch.no_grad(), implementation(model, latent=latent), computing(note):
             model(input_ids=first, position_ids=first, use_cache=False)
     except (TypeError, AttributeError) as error:  # attention of its own, which wants a mask
         raise refusal(model, f"its attention does not use Hugging Face's attention interface ({error})") from error
@@ -90,6 +95,15 @@ def attention_of(model: Any) -> list[tuple[LayerShape, dict[str, Any]]]:
             "(state space, linear and recurrent layers do not, nor do models with attention of their own)",
         )
     return [found[layer] for layer in range(expected)]
+
+
+def _keeps_latent_rows(model: Any) -> bool:
+    """Whether all layers do, and ask for nothing that attention over such rows lacks."""
+    if not any(is_latent(module) for module in model.modules()):
+        return False
+    wanted = [options for _, options in attention_of(model, latent=True)]
+    lacking = ("window", "softcap", "sinks")
+    return all("expansion" in options and all(options[name] is None for name in lacking) for options in wanted)
 
 
 def _sample_tokens(model: Any, count: int) -> Tensor:
@@ -116,6 +130,7 @@ def _through_pages(served: Served, tokens: Tensor, chunks: Sequence[int], dtype:
             torch.tensor([end], dtype=torch.int32, device=device),
             torch.tensor([0, chunk], dtype=torch.int32, device=device),
             chunk,
+            is_fresh=begin == 0,
         )
         positions = torch.arange(begin, end, device=device)
         rows = torch.tensor([chunk - 1], device=device)
@@ -143,6 +158,8 @@ def serve(model: Any, *, fused: bool = True) -> Served:
             ends = torch.tensor(chunks, device=tokens.device).cumsum(0) - 1
             own = model(input_ids=tokens[None], use_cache=False).logits[0, ends].float()
             ways: list[Callable[[], Served | None]] = [lambda: Plain(model)]
+            if _keeps_latent_rows(model):
+                ways.insert(0, lambda: Plain(model, latent=True))
             if fused:
                 ways.insert(0, lambda: recognise(model, [options for _, options in attention_of(model)]))
             differences = []

@@ -6,11 +6,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._library import check, load
+from ..functional import append_kv
+
+CODES = {torch.float8_e4m3fn: None, torch.int8: 127.0}  # of caches in few bits: the largest code where there are scales
 
 _Int32s = ctypes.POINTER(ctypes.c_int32)
 _Int64s = ctypes.POINTER(ctypes.c_int64)
@@ -115,7 +119,8 @@ class PagedCache:
         layers: what each layer keeps of a token.
         pages: how many; all layers use the same tables.
         page_size: tokens of a page.
-        dtype: of keys and values.
+        dtype: of keys and values; float8_e4m3fn keeps them as they are in 8 bits, int8 with a scale of each token and
+            head, which `append` finds.
         device: where they lie.
     """
 
@@ -135,6 +140,27 @@ class PagedCache:
             [torch.empty(*row, size, dtype=dtype, device=device) for row, size in zip(rows, sizes)]
             for sizes in ([layer.size for layer in layers], [layer.value_size for layer in layers])
         )
+        # A slot more than the pages have takes the scales of tokens that are not kept.
+        scaled = rows if CODES.get(dtype) else []
+        self._key_slots, self._value_slots = (
+            [torch.ones(pages * page_size + 1, heads, device=device) for _, _, heads in scaled] for _ in range(2)
+        )
+        self.key_scales, self.value_scales = (
+            [slots[:-1].view(pages, page_size, -1) for slots in every] for every in (self._key_slots, self._value_slots)
+        )
+
+    def append(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> dict[str, Any]:
+        """Writes a layer's new rows, [tokens, heads, size], into their slots: the scales for `paged_attention`."""
+        scales: dict[str, Any] = {}
+        largest = CODES.get(self.keys[layer].dtype)
+        if largest is not None:
+            places = torch.where(slots < 0, self._key_slots[layer].shape[0] - 1, slots).long()
+            for rows, every in ((key, self._key_slots), (value, self._value_slots)):
+                amounts = rows.abs().amax(-1).float() / largest
+                every[layer].index_copy_(0, places, torch.where(amounts > 0, amounts, 1.0))
+            scales = {"key_scale": self.key_scales[layer], "value_scale": self.value_scales[layer]}
+        append_kv(key, value, self.keys[layer], self.values[layer], slots, **scales)
+        return scales
 
     def begin(self, prompt: Sequence[int]) -> tuple[int, int]:
         """A new request, and the tokens of its prompt's front that need not be computed: others have done it."""
@@ -166,5 +192,5 @@ class PagedCache:
         if copy is None:
             return
         source, target, rows = copy
-        for memory in (*self.keys, *self.values):
+        for memory in (*self.keys, *self.values, *self.key_scales, *self.value_scales):
             memory[target, :rows] = memory[source, :rows]

@@ -1,4 +1,5 @@
-"""A call of the C interface without memory: kp_argument[] of tensors that have shapes alone, and the call's rehearsal.
+"""Calls of the C interface by name: kp_argument[] of tensors that have shapes alone and the call's rehearsal, or of
+tensors in memory and the call.
 
 What the op refuses is refused in a rehearsal with the op's own sentence, and nothing is computed.
 """
@@ -59,8 +60,20 @@ def workspace_bytes(
     return found.value
 
 
+def call_on_cpu(op: str, tensors: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> None:
+    """The call itself, by the CPU's kernels; of each tensor (name, type, shape, strides or None, address)."""
+    device = Device(CPU, 0)
+    arguments, context = arguments_of(device, tensors, options), ctypes.c_void_p()
+    _library.call_plain("context_create", device, None, ctypes.byref(context))
+    try:
+        _library.call_plain("call", context, op.encode(), arguments, ctypes.c_size_t(len(arguments)))
+    finally:
+        _library.load().kp_context_destroy(context)
+
+
 def arguments_of(device: Device, tensors: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Any:
-    """kp_argument[]: tensors without memory, and options."""
+    """kp_argument[]: tensors as workspace_bytes takes them, with addresses as a fifth word where they have memory; and
+    options."""
     made: list[_Argument] = []
     begin = 0
     while begin < len(tensors):
@@ -76,12 +89,14 @@ def arguments_of(device: Device, tensors: tuple[Any, ...], options: tuple[tuple[
     return (_Argument * len(made))(*made)
 
 
-def _tensor(device: Device, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> _Tensor:
+def _tensor(
+    device: Device, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None, data: int | None = None
+) -> _Tensor:
     sizes, steps = (
         None if one is None else ctypes.cast((ctypes.c_int64 * len(one))(*one), ctypes.POINTER(ctypes.c_int64))
         for one in (shape, strides)
     )
-    return _Tensor(None, _TYPES.index(dtype), device, len(shape), sizes, steps)
+    return _Tensor(data, _TYPES.index(dtype), device, len(shape), sizes, steps)
 
 
 def _option(name: str, value: Any) -> _Argument:

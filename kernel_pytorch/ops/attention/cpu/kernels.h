@@ -200,5 +200,8 @@ extern const TileKernels kAmxKernels;
 namespace isa_neon {
 extern const TileKernels kTileKernels;
 }
+namespace isa_sve256 {
+extern const TileKernels kTileKernels;
+}
 
 }  // namespace kernel_pytorch::attention

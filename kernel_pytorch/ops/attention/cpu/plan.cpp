@@ -2,6 +2,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/attention/cuda/dropout_cuda.h"
+#include "kernel_pytorch/ops/support/cpu_levels.h"
 
 namespace kernel_pytorch::attention {
 namespace {
@@ -153,13 +154,7 @@ const char* amx_obstacle(const TensorView& query, const DeviceInfo& device) {
 }
 
 const TileKernels& tile_kernels(const DeviceInfo& device) {
-#if defined(__aarch64__)
-  (void)device;
-  return isa_neon::kTileKernels;
-#else
-  if (device.cpu.isa >= CpuIsa::kX86V4) return isa_v4::kTileKernels;
-  return device.cpu.isa == CpuIsa::kX86V3 ? isa_v3::kTileKernels : isa_v2::kTileKernels;
-#endif
+  return KP_AT_CPU_LEVEL(device.cpu.isa, kTileKernels);
 }
 
 const TileKernels& amx_kernels() {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <span>
 #include <vector>
 
@@ -70,9 +69,9 @@ const Range& find_range(std::span<const Range> ranges, int64_t Range::*first, in
 template <class Body>
 void for_tasks(Context& context, int64_t tasks, float* buffers, int64_t buffer_floats, const Body& body) {
   const int64_t workers = context.threads == nullptr ? 1 : context.threads->count();
-  std::atomic<int64_t> next{0};
+  TaskQueue queue(tasks);
   parallel_for(context.threads, std::min(workers, tasks), [&](int64_t worker) {
-    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+    for (int64_t task; (task = queue.take()) >= 0;) {
       body(task, buffers + worker * buffer_floats);
     }
   });

@@ -125,7 +125,7 @@ const int32_t* order_lists(const Features& features, const ScoreArguments& argum
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(divide_up(units, order.section_units));
   shape.block_x = kThreads;
-  shape.programmatic_dependent = context.info->cuda.capability() >= 90;
+  shape.programmatic_dependent = has_feature(*context.info, CudaFeature::kDependentLaunch);
   cuda_device::launch(context, table.get(0, context, list_order_code), shape, pointers, kLabel);
   return order.order;
 }

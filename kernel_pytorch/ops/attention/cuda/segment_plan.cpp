@@ -41,7 +41,7 @@ void plan_segments(const Features& features, const WalkTiles& tiles, ScoreArgume
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(divide_up(count * 32, kThreads));
   shape.block_x = kThreads;
-  shape.programmatic_dependent = context.info->cuda.capability() >= 90;
+  shape.programmatic_dependent = has_feature(*context.info, CudaFeature::kDependentLaunch);
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }
 

@@ -79,13 +79,14 @@ constexpr ConfigFields fields_of(const Tiles&) {
 }
 inline Tiles tiles_of(const BackwardProblem& problem, const DeviceInfo& device, bool heavy) {
   const int index = tile_index(problem);
+  const auto fits = [&](const MmaTile& keys, const MmaTile& queries) {
+    return Tiles{fitted(keys, device, backward_shared_bytes), fitted(queries, device, backward_shared_bytes)};
+  };
   if (problem.query.dtype == DType::kFloat32) {
-    const MmaTile keys = heavy ? kHeavyFloatKeyTiles[index] : kFloatKeyTiles[index];
-    const MmaTile queries = heavy ? kHeavyFloatQueryTiles[index] : kFloatQueryTiles[index];
-    return {fitted(keys, device, backward_shared_bytes), fitted(queries, device, backward_shared_bytes)};
+    return heavy ? fits(kHeavyFloatKeyTiles[index], kHeavyFloatQueryTiles[index])
+                 : fits(kFloatKeyTiles[index], kFloatQueryTiles[index]);
   }
-  if (heavy) return {kHeavyKeyTiles[index], kHeavyQueryTiles[index]};
-  return {kKeyTiles[index], kQueryTiles[index]};
+  return heavy ? fits(kHeavyKeyTiles[index], kHeavyQueryTiles[index]) : fits(kKeyTiles[index], kQueryTiles[index]);
 }
 
 // The sums of both gradients of a tile's keys are too many for the registers.

@@ -117,7 +117,8 @@ class MmaForward {
     for (int r = 0; r < kBlocks; ++r) {
       const int32_t row = first_query_ + warp_row() + 16 * r;
       float factors[2];
-      RowResult result = softmax_[r].finish<kFeatures.sinks>(exponent_scale<kFeatures>(scores_), sink, factors);
+      RowResult result =
+          softmax_[r].template finish<kFeatures.sinks>(exponent_scale<kFeatures>(scores_), sink, factors);
       if constexpr (kFeatures.dropout) scale_rows(factors, {scores_.dropout_scale, scores_.dropout_scale});
       if constexpr (!kIsFloat<Element>) {
         if (!arguments_.float_results) {

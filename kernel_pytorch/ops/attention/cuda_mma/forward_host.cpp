@@ -51,7 +51,7 @@ constexpr MmaTile kHopperFloatTile{
 constexpr int kHopper = 90;
 
 MmaTile float_tile(int index, bool heavy, const DeviceInfo& device) {
-  if (index == 0 && !heavy && device.cuda.capability() >= kHopper) return kHopperFloatTile;
+  if (index == 0 && !heavy && has_feature(device, CudaFeature::kBulkCopy)) return kHopperFloatTile;
   return fitted(kFloatTiles[index], device, forward_shared_bytes);
 }
 
@@ -64,9 +64,9 @@ Choice choose_tile(const ForwardProblem& problem, const DeviceInfo& device) {
   const DType dtype = problem.query.dtype;
   const int index = tile_for(kTiles, problem.query.size(3), problem.value.size(3));
   const bool heavy = is_heavy(features_of(problem.scoring), dtype);
-  const MmaTile tile = dtype == DType::kFloat32 ? float_tile(index, heavy, device)
-                       : heavy                  ? kHeavyTiles[index]
-                                                : kTiles[index];
+  const MmaTile tile = dtype == DType::kFloat32
+                           ? float_tile(index, heavy, device)
+                           : fitted(heavy ? kHeavyTiles[index] : kTiles[index], device, forward_shared_bytes);
   return {index, tile, mma_features_of(problem.scoring, dtype, rows_of(tile), tile.columns)};
 }
 

@@ -44,12 +44,20 @@ int tile_for(const Tiles& tiles, int64_t size, int64_t value_size) {
   return -1;
 }
 
-// A tile of fp32 that needs less shared memory, where the device's blocks have less than the tile was chosen for.
+// A tile that needs less shared memory, where the device's blocks have less than the tile was chosen for: shorter steps
+// first, then one of them at a time, then fewer rows.
 template <class Bytes>
 MmaTile fitted(MmaTile tile, const DeviceInfo& device, const Bytes& bytes) {
-  const auto is_too_large = [&] { return tile.bytes == 4 && bytes(tile) > device.cuda.shared_bytes_per_block; };
-  if (is_too_large() && tile.warps == 8) tile.warps = 4;
-  if (is_too_large()) tile.columns = 16, tile.stages = 1;
+  const auto is_too_large = [&] { return bytes(tile) > device.cuda.shared_bytes_per_block; };
+  if (tile.bytes == 4) {
+    if (is_too_large() && tile.warps == 8) tile.warps = 4;
+    if (is_too_large()) tile.columns = 16, tile.stages = 1;
+  } else {
+    if (is_too_large()) tile.columns = std::min(tile.columns, 32);
+    if (is_too_large()) tile.columns = 16;
+    if (is_too_large()) tile.stages = 1;
+  }
+  while (is_too_large() && tile.warps > 1) tile.warps /= 2;
   return tile;
 }
 

@@ -65,7 +65,7 @@ void launch_rounding(const Rounding (&tensors)[3], Context& context) {
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(blocks);
   shape.block_x = kRoundThreads;
-  shape.programmatic_dependent = true;
+  shape.programmatic_dependent = has_feature(*context.info, CudaFeature::kDependentLaunch);
   void* pointers[] = {&arguments};
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }

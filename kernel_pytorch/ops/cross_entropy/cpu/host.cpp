@@ -1,7 +1,6 @@
 // The host side of the CPU kernels: what they support, how rows are split among threads, and which instruction level
 // runs. Every thread has a row of scratch, so threads take blocks of rows from a counter of their own.
 #include <algorithm>
-#include <atomic>
 #include <string_view>
 
 #include "kernel_pytorch/base/element.h"
@@ -119,9 +118,9 @@ void run(const Problem& problem, int config, Context& context) {
   const int64_t buffer_floats = (columns + 31) / 32 * 32;  // and 256-byte aligned, as scratch is
   auto* buffers =
       static_cast<float*>(context.scratch->allocate(static_cast<size_t>(workers * buffer_floats) * sizeof(float)));
-  std::atomic<int64_t> next{0};
+  TaskQueue queue(blocks);
   parallel_for(context.threads, workers, [&](int64_t worker) {
-    for (int64_t taken; (taken = next.fetch_add(1, std::memory_order_relaxed)) < blocks;) {
+    for (int64_t taken; (taken = queue.take()) >= 0;) {
       const int64_t row = taken * rows_per_block;
       Rows block = block_at(problem, whole, row, std::min(rows_per_block, rows - row));
       block.buffer = buffers + worker * buffer_floats;

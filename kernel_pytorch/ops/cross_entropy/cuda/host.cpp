@@ -256,7 +256,7 @@ bool fits(const ClusterLaunch& launch, const Problem& problem, const DeviceInfo&
 
 const char* cluster_obstacle(const Problem& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(problem.logits.dtype, device)) return obstacle;
-  if (device.cuda.capability() < 90) return kNeedsHopper;
+  if (const char* missing = feature_obstacle(device, CudaFeature::kCluster)) return missing;
   if (const char* obstacle = vector_access_obstacle(problem.logits)) return obstacle;
   if (const char* obstacle = vector_access_obstacle(problem.grad_logits)) return obstacle;
   if (is_general(problem)) return kGeneral;

@@ -11,6 +11,8 @@
 namespace kernel_pytorch::group_quantize {
 namespace {
 
+using group_format::code_bytes;
+
 float tensor_scale_of(const TensorView& tensor_scale) {
   return tensor_scale.is_present() ? *tensor_scale.as<const float>() : 1;
 }
@@ -35,7 +37,7 @@ void over_parts(Context& context, int64_t rows, int64_t columns, const Run& run)
 void run_quantize(const Quantize& problem, int, Context& context) {
   const GroupKernels& kernels = KP_AT_CPU_LEVEL(context.info->cpu.isa, kGroupKernels);
   const bool is_integer = group_format::is_integer(problem.format);
-  const int type = cpu_type_index(problem.x.dtype), in_byte = group_format::codes_in_byte(problem.format);
+  const int type = cpu_type_index(problem.x.dtype);
   const auto quantize = kernels.quantize[static_cast<int>(problem.format)][problem.seed.is_present()];
   const float tensor_scale = tensor_scale_of(problem.tensor_scale);
   const int64_t columns = problem.x.sizes[1];
@@ -43,17 +45,18 @@ void run_quantize(const Quantize& problem, int, Context& context) {
     alignas(64) float values[kPartColumns], scales[kPartGroups];
     kernels.load[type](place_of<void>(problem.x, row * problem.x.strides[0] + first), count, values);
     const int64_t group = row * problem.scales.sizes[1] + first / problem.group;
-    quantize({.values = values,
-              .count = count,
-              .group = problem.group,
-              .scale_type = group_format::scale_type_of(problem.scales.dtype),
-              .tensor_scale = tensor_scale,
-              .seed = place_of<const int64_t>(problem.seed, 0),
-              .first_element = row * columns + first,
-              .codes = place_of<uint8_t>(problem.codes, row * problem.codes.sizes[1] + first / in_byte),
-              .scale_bytes = place_of<uint8_t>(problem.scales, group),
-              .scales = scales,
-              .zeros = place_of<uint8_t>(problem.zeros, group)});
+    quantize(
+        {.values = values,
+         .count = count,
+         .group = problem.group,
+         .scale_type = group_format::scale_type_of(problem.scales.dtype),
+         .tensor_scale = tensor_scale,
+         .seed = place_of<const int64_t>(problem.seed, 0),
+         .first_element = row * columns + first,
+         .codes = place_of<uint8_t>(problem.codes, row * problem.codes.sizes[1] + code_bytes(problem.format, first)),
+         .scale_bytes = place_of<uint8_t>(problem.scales, group),
+         .scales = scales,
+         .zeros = place_of<uint8_t>(problem.zeros, group)});
     if (!is_integer) return;
     const int64_t groups = (count + problem.group - 1) / problem.group;
     kernels.store[type](scales, groups, place_of<void>(problem.scales, group));
@@ -65,7 +68,6 @@ void run_dequantize(const Dequantize& problem, int, Context& context) {
   const bool is_integer = group_format::is_integer(problem.format);
   const bool is_e4m3 = problem.output.dtype == DType::kFloat8E4M3;
   const int type = is_e4m3 ? 3 : cpu_type_index(problem.output.dtype);
-  const int in_byte = group_format::codes_in_byte(problem.format);
   const auto dequantize = kernels.dequantize[static_cast<int>(problem.format)];
   const float tensor_scale = tensor_scale_of(problem.tensor_scale);
   over_parts(context, problem.output.sizes[0], problem.output.sizes[1], [&](int64_t row, int64_t first, int64_t count) {
@@ -75,7 +77,8 @@ void run_dequantize(const Dequantize& problem, int, Context& context) {
       const int64_t groups = (count + problem.group - 1) / problem.group;
       kernels.load[cpu_type_index(problem.scales.dtype)](place_of<void>(problem.scales, group), groups, scales);
     }
-    dequantize({.codes = place_of<const uint8_t>(problem.codes, row * problem.codes.sizes[1] + first / in_byte),
+    dequantize({.codes = place_of<const uint8_t>(problem.codes,
+                                                 row * problem.codes.sizes[1] + code_bytes(problem.format, first)),
                 .count = count,
                 .group = problem.group,
                 .scale_bytes = place_of<const uint8_t>(problem.scales, group),
@@ -88,7 +91,7 @@ void run_dequantize(const Dequantize& problem, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("group_quantize cpu 2");
+  return hash_text("group_quantize cpu 3");
 }
 
 }  // namespace

@@ -16,7 +16,6 @@ namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/group_quantize/cuda/kernel.cuh";
 constexpr int kFloat8Capability = 89;
-constexpr const char* kNoFloat8 = "needs compute capability 8.9 to write e4m3";
 constexpr const char* kTooLarge = "has 2^30 columns or more, or more threads than a grid";
 
 int64_t groups_of(int64_t columns, int64_t group) {
@@ -59,7 +58,7 @@ registry::Support supports_quantize(const Quantize& problem, const DeviceInfo& d
 registry::Support supports_dequantize(const Dequantize& problem, const DeviceInfo& device) {
   TensorView values = problem.output;
   if (values.dtype == DType::kFloat8E4M3) {
-    if (device.cuda.capability() < kFloat8Capability) return registry::Support::no(kNoFloat8);
+    if (const char* missing = feature_obstacle(device, CudaFeature::kFloat8)) return registry::Support::no(missing);
     values.dtype = DType::kBFloat16;
   }
   return registry::Support::unless(obstacle_of(values, problem.group, device));
@@ -74,7 +73,7 @@ DeviceCode pairs_code(Format format) {
 
 // bf16 to E2M1, to nearest: two values at a time, 32 units of a row by a warp.
 bool takes_pairs(const Quantize& problem, const DeviceInfo& device) {
-  return device.cuda.capability() >= 90 && problem.x.dtype == DType::kBFloat16 &&
+  return has_feature(device, CudaFeature::kBulkCopy) && problem.x.dtype == DType::kBFloat16 &&
          group_format::is_e2m1(problem.format) && !problem.seed.is_present() &&
          problem.x.sizes[1] % (32 * kUnit) == 0 && problem.x.element_count() / (32 * kUnit) < int64_t{1} << 32 &&
          is_aligned_matrix(problem.x, problem.codes);

@@ -54,21 +54,31 @@ __device__ __forceinline__ void load_unit(const T* row, int32_t column, int32_t 
 template <Format kFormat, bool kAligned>
 __device__ __forceinline__ void store_codes(uint8_t* row, int32_t column, int32_t columns,
                                             const uint32_t (&codes)[kUnit]) {
-  constexpr int kInByte = codes_in_byte(kFormat);
-  uint32_t words[kUnit / kInByte / 4] = {};
+  constexpr int kBits = code_bits(kFormat), kBytes = kUnit / 8 * kBits;
+  uint32_t words[(kBytes + 3) / 4] = {};
 #pragma unroll
-  for (int i = 0; i < kUnit; ++i) words[i * (8 / kInByte) / 32] |= codes[i] << (i * (8 / kInByte) % 32);
-  uint8_t* target = row + column / kInByte;
+  for (int i = 0; i < kUnit; ++i) {
+    words[i * kBits / 32] |= codes[i] << (i * kBits % 32);
+    if constexpr (is_bit_stream(kFormat)) {  // a code may lie in two words
+      if (i * kBits % 32 + kBits > 32) words[i * kBits / 32 + 1] |= codes[i] >> (32 - i * kBits % 32);
+    }
+  }
+  uint8_t* target = row + static_cast<int64_t>(column) / 8 * kBits;
   if constexpr (kAligned) {
-    if constexpr (kInByte == 2) {
+    if constexpr (is_bit_stream(kFormat)) {  // rows and units are multiples of two bytes
+#pragma unroll
+      for (int i = 0; i < kBytes / 2; ++i) {
+        reinterpret_cast<uint16_t*>(target)[i] = static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16));
+      }
+    } else if constexpr (has_4_bits(kFormat)) {
       *reinterpret_cast<uint2*>(target) = make_uint2(words[0], words[1]);
     } else {
       ptx::st_global_v4(target, {words[0], words[1], words[2], words[3]});
     }
   } else {
-    const int32_t bytes = (min(columns - column, kUnit) + kInByte - 1) / kInByte;
+    const int32_t bytes = (min(columns - column, kUnit) * kBits + 7) / 8;
 #pragma unroll
-    for (int i = 0; i < kUnit / kInByte; ++i) {
+    for (int i = 0; i < kBytes; ++i) {
       if (i < bytes) target[i] = static_cast<uint8_t>(words[i / 4] >> (i % 4 * 8));
     }
   }
@@ -220,13 +230,17 @@ template <class T, Format kFormat, bool kAligned, int kWords>
 __device__ __forceinline__ void store_values(const DequantizeArguments& arguments, const Unit& unit,
                                              const uint32_t (&words)[kWords], float scale, float tensor_scale,
                                              T* target) {
-  constexpr int kInByte = codes_in_byte(kFormat);
+  constexpr int kBits = code_bits(kFormat);
   const int64_t place = unit.row * arguments.groups + unit.group;
   const int32_t zero = arguments.zeros != nullptr ? arguments.zeros[place] : middle_code(kFormat);
   float values[kUnit];
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) {
-    const uint32_t code = words[i * (8 / kInByte) / 32] >> (i * (8 / kInByte) % 32) & last_code(kFormat);
+    uint32_t code = words[i * kBits / 32] >> (i * kBits % 32);
+    if constexpr (is_bit_stream(kFormat)) {
+      if (i * kBits % 32 + kBits > 32) code |= words[i * kBits / 32 + 1] << (32 - i * kBits % 32);
+    }
+    code &= last_code(kFormat);
     values[i] = code_value<kFormat>(code, zero) * scale;
     if constexpr (kFormat == Format::kNvfp4) values[i] *= tensor_scale;
   }
@@ -249,12 +263,18 @@ __device__ __forceinline__ void store_values(const DequantizeArguments& argument
 
 template <class T, Format kFormat, bool kAligned>
 __global__ void __launch_bounds__(kThreads) dequantize(const __grid_constant__ DequantizeArguments arguments) {
-  constexpr int kInByte = codes_in_byte(kFormat);
+  constexpr int kBits = code_bits(kFormat), kBytes = kUnit / 8 * kBits;
   const Unit unit(arguments.group, arguments.groups);
   if (unit.row >= arguments.rows || unit.column >= arguments.columns) return;
-  const uint8_t* source = arguments.codes + unit.row * arguments.code_stride + unit.column / kInByte;
-  uint32_t words[kUnit / kInByte / 4] = {};
-  if constexpr (kAligned && kInByte == 2) {
+  const uint8_t* source =
+      arguments.codes + unit.row * arguments.code_stride + static_cast<int64_t>(unit.column) / 8 * kBits;
+  uint32_t words[(kBytes + 3) / 4] = {};
+  if constexpr (kAligned && is_bit_stream(kFormat)) {
+#pragma unroll
+    for (int i = 0; i < kBytes / 2; ++i) {
+      words[i / 2] |= static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(source)[i]) << (i % 2 * 16);
+    }
+  } else if constexpr (kAligned && has_4_bits(kFormat)) {
     const uint2 pair = *reinterpret_cast<const uint2*>(source);
     words[0] = pair.x;
     words[1] = pair.y;
@@ -265,9 +285,9 @@ __global__ void __launch_bounds__(kThreads) dequantize(const __grid_constant__ D
     words[2] = all.z;
     words[3] = all.w;
   } else {
-    const int32_t bytes = (min(arguments.columns - unit.column, kUnit) + kInByte - 1) / kInByte;
+    const int32_t bytes = (min(arguments.columns - unit.column, kUnit) * kBits + 7) / 8;
 #pragma unroll
-    for (int i = 0; i < kUnit / kInByte; ++i) {
+    for (int i = 0; i < kBytes; ++i) {
       if (i < bytes) words[i / 4] |= static_cast<uint32_t>(source[i]) << (i % 4 * 8);
     }
   }

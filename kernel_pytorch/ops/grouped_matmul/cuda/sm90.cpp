@@ -19,7 +19,6 @@ using product::Sm90Grouping;
 using product::Sm90Sizes;
 using product::Sm90Variant;
 
-constexpr const char* kNeedsWgmma = "needs compute capability 9.0, whose matrix instructions it is written in";
 constexpr const char* kSm90Needs16Bit = "takes bf16 and fp16";
 constexpr const char* kNothing = "there is nothing to compute";
 constexpr const char* kSm90Misaligned = "rows of a tensor do not begin at multiples of 16 bytes";
@@ -29,7 +28,7 @@ constexpr const char* kHalves = "packed gates are no multiple of 64";
 
 const char* common_obstacle(DType dtype, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(dtype, device)) return obstacle;
-  if (device.cuda.capability() != 90) return kNeedsWgmma;
+  if (const char* missing = feature_obstacle(device, CudaFeature::kWgmma)) return missing;
   return size_of(dtype) == 2 ? nullptr : kSm90Needs16Bit;
 }
 

@@ -7,10 +7,6 @@
 #include "kernel_pytorch/ops/support/cuda_support.h"
 
 namespace kernel_pytorch::linear_attention {
-namespace {
-
-constexpr const char* kGateSource = "kernel_pytorch/ops/linear_attention/cuda/gates.cuh";
-constexpr int kTypes = std::size(kCudaTypes);
 
 ScanTensor tensor_of(const TensorView& view, int64_t heads) {
   if (!view.is_present()) {
@@ -26,18 +22,23 @@ ScanTensor tensor_of(const TensorView& view, int64_t heads) {
           .is_float = view.dtype == DType::kFloat32};
 }
 
+unsigned grid_of(int64_t blocks) {
+  KP_CHECK(blocks < int64_t{1} << 31, "linear_attention: the tensors need ", blocks,
+           " blocks; at most 2^31 - 1 are supported, split the batch");
+  return static_cast<unsigned>(blocks);
+}
+
+namespace {
+
+constexpr const char* kGateSource = "kernel_pytorch/ops/linear_attention/cuda/gates.cuh";
+constexpr int kTypes = std::size(kCudaTypes);
+
 DeviceCode gate_code_of(std::string_view function, std::string_view type) {
   return {.source = kGateSource,
           .entry = type.empty() ? concat("kernel_pytorch::linear_attention::", function)
                                 : concat("kernel_pytorch::linear_attention::", function, "<", type, ">"),
           .minimum_capability = 80,
           .architecture_specific = false};
-}
-
-unsigned grid_of(int64_t blocks) {
-  KP_CHECK(blocks < int64_t{1} << 31, "linear_attention: the tensors need ", blocks,
-           " blocks; at most 2^31 - 1 are supported, split the batch");
-  return static_cast<unsigned>(blocks);
 }
 
 void launch_gates(std::string_view function, DType dtype, unsigned grid_x, unsigned grid_y, GateArguments& arguments,
@@ -60,7 +61,7 @@ T* allocate(Context& context, int64_t count) {
 
 void run_gates(const Backward& problem, const BackwardScans& scans, Context& context) {
   static const std::string kLabel = "linear_attention decays";
-  static KernelTable<kTypes> term_table, gate_table, channel_table;
+  static KernelTable<kTypes> term_table;
   static KernelTable<1> decay_table;
   const Sizes sizes(problem);
   const DType dtype = problem.query.dtype;
@@ -75,7 +76,7 @@ void run_gates(const Backward& problem, const BackwardScans& scans, Context& con
       .terms = allocate<float>(context, rows),
       .grad_gate = problem.grad_gate.data,
       .grad_channel_gate = problem.grad_channel_gate.data,
-      .decay_sums = allocate<float>(context, heads),
+      .decay_sums = problem.grad_decay.is_present() ? allocate<float>(context, heads) : nullptr,
       .final_state = scans.query.final,
       .grad_final_state = problem.grad_final_state.is_present() ? problem.grad_final_state.as<float>() : nullptr,
       .offsets = problem.cu_seqlens.data,
@@ -90,13 +91,7 @@ void run_gates(const Backward& problem, const BackwardScans& scans, Context& con
       .final_is_turned = false,  // the scan of queries stores its turned state turned: as states lie
       .has_initial = problem.initial_state.is_present()};
   launch_gates("gate_terms", dtype, grid_of(divide_up(rows, kGateThreads / 32)), 1, arguments, context, term_table);
-  if (problem.grad_gate.is_present() || problem.grad_decay.is_present()) {
-    launch_gates("sum_gates", dtype, grid_of(heads), 1, arguments, context, gate_table);
-  }
-  if (problem.grad_channel_gate.is_present()) {
-    launch_gates("sum_channel_gates", dtype, grid_of(heads),
-                 static_cast<unsigned>(divide_up(sizes.columns, kGateThreads)), arguments, context, channel_table);
-  }
+  sum_gate_terms(arguments, dtype, heads, context);
   if (!problem.grad_decay.is_present()) return;
   CUkern_st* kernel = decay_table.get(0, context, [&] { return gate_code_of("sum_decays", ""); });
   const float* sums = arguments.decay_sums;
@@ -110,6 +105,17 @@ void run_gates(const Backward& problem, const BackwardScans& scans, Context& con
 }
 
 }  // namespace
+
+void sum_gate_terms(GateArguments& arguments, DType dtype, int64_t heads, Context& context) {
+  static KernelTable<kTypes> gate_table, channel_table;
+  if (arguments.grad_gate != nullptr || arguments.decay_sums != nullptr) {
+    launch_gates("sum_gates", dtype, grid_of(heads), 1, arguments, context, gate_table);
+  }
+  if (arguments.grad_channel_gate != nullptr) {
+    launch_gates("sum_channel_gates", dtype, grid_of(heads),
+                 static_cast<unsigned>(divide_up(arguments.columns, kGateThreads)), arguments, context, channel_table);
+  }
+}
 
 ScanArguments arguments_of(const Scan& scan) {
   return {.query = tensor_of(scan.query, scan.heads),

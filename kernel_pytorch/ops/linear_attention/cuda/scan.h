@@ -23,6 +23,13 @@ struct Scan {
 
 ScanArguments arguments_of(const Scan& scan);
 
+// A tensor whose heads serve `heads` of a scan.
+ScanTensor tensor_of(const TensorView& view, int64_t heads);
+// A grid's size, which 31 bits must hold.
+unsigned grid_of(int64_t blocks);
+// The gates' gradients that `arguments` want, of terms that are there; `heads` of all sequences.
+void sum_gate_terms(GateArguments& arguments, DType dtype, int64_t heads, Context& context);
+
 // Rows in no sequence are zero.
 void clear_unless_batch(const TensorView& output, const TensorView& offsets, Context& context);
 

@@ -47,6 +47,12 @@ __device__ __forceinline__ float channel_gate(const ScanArguments& arguments, in
                                                 : element_of<T>(arguments.channel_gate, batch, token, head, channel);
 }
 
+// Where gates are summed: -inf has no differences, and e^-104 is 0 in fp32. Keeps a NaN.
+inline constexpr float kLeastGate = -104.0f;
+__device__ __forceinline__ float finite_gate(float gate) {
+  return gate < kLeastGate ? kLeastGate : gate;
+}
+
 inline constexpr float kLog2OfE = 1.4426950408889634f;
 __device__ __forceinline__ float exponential(float x) {
   return ptx::ex2_approx_ftz_f32(x * kLog2OfE);

@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(chunk_threads(kConfig), 1)
   }
   if (kConfig.gates == Gates::kDecay && threadIdx.x < kSm90Chunk) {
     shared.sums[0][threadIdx.x] =
-        arguments.scan.decay[head_of_block(arguments)] * kLog2OfE * static_cast<float>(threadIdx.x + 1);
+        finite_gate(arguments.scan.decay[head_of_block(arguments)]) * kLog2OfE * static_cast<float>(threadIdx.x + 1);
   }
   ptx::fence_proxy_async_shared_cta();
   __syncthreads();

@@ -37,7 +37,7 @@ const char* tensor_obstacle(const TensorView& view) {
 template <class Problem>
 const char* obstacle_of(const Problem& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(problem.query.dtype, device)) return obstacle;
-  if (device.cuda.capability() != 90) return "needs compute capability 9.0";
+  if (const char* missing = feature_obstacle(device, CudaFeature::kWgmma)) return missing;
   if (problem.query.dtype == DType::kFloat32) return kTypes;
   if (problem.mode == Mode::kRecurrent) return kSteps;
   if (problem.channel_gate.is_present()) return kChannels;

@@ -73,7 +73,8 @@ __device__ __forceinline__ void produce(const ChunkArguments& arguments, ChunkSh
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int64_t token = first + 2 * lane + k;
-        gates[k] = token < stretch.end ? scalar_gate<T>(scan, stretch.batch, token, head) * kLog2OfE : 0.0f;
+        gates[k] = 0;
+        if (token < stretch.end) gates[k] = finite_gate(scalar_gate<T>(scan, stretch.batch, token, head)) * kLog2OfE;
       }
       float sum = gates[0] + gates[1];
 #pragma unroll

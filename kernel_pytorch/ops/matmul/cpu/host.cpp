@@ -46,23 +46,21 @@ void run_amx([[maybe_unused]] const Product& problem, int, [[maybe_unused]] Cont
 }
 
 registry::Support supports_dots(const Product& problem, const DeviceInfo& device) {
-#if defined(__x86_64__)
+  const CpuIsa isa = device.cpu.isa;
   if (const char* obstacle = obstacle_of(problem, device)) return registry::Support::no(obstacle);
-  if (device.cpu.isa < CpuIsa::kX86V4Bf16 || device.cpu.isa > CpuIsa::kX86V4Amx) {
-    return registry::Support::no("needs a CPU with AVX-512 BF16");
+  if (isa < CpuIsa::kX86V4Bf16 || isa == CpuIsa::kNeon) {
+    return registry::Support::no("needs a CPU with AVX-512 BF16 or Arm's BF16");
   }
   if (problem.a.dtype != DType::kBFloat16 && problem.precision != Precision::kBf16) {
     return registry::Support::no("takes bf16, or fp32 with precision bf16");
   }
   return registry::Support::yes();
-#else
-  static_cast<void>(problem), static_cast<void>(device);
-  return registry::Support::no("needs an x86 CPU with AVX-512 BF16");
-#endif
 }
-void run_dots([[maybe_unused]] const Product& problem, int, [[maybe_unused]] Context& context) {
+void run_dots(const Product& problem, int, Context& context) {
 #if defined(__x86_64__)
   run_packed(problem, isa_v4bf16::kDotProductKernels, context);
+#else
+  run_packed(problem, isa_neonbf16::kDotProductKernels, context);
 #endif
 }
 

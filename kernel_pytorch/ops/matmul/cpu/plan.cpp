@@ -4,7 +4,6 @@
 #include "kernel_pytorch/ops/matmul/cpu/plan.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/device/parallel.h"
@@ -48,10 +47,10 @@ int64_t workers_for(const Sizes& sizes, const Context& context) {
 template <class Body>
 void for_tasks(Context& context, int64_t workers, int64_t tasks, char* buffers, int64_t buffer_bytes,
                const ProductKernels* kernels, const Body& body) {
-  std::atomic<int64_t> next{0};
+  TaskQueue queue(tasks);
   parallel_for(context.threads, std::min(workers, tasks), [&](int64_t worker) {
     if (kernels != nullptr && kernels->begin != nullptr) kernels->begin();
-    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+    for (int64_t task; (task = queue.take()) >= 0;) {
       body(task, buffers + worker * buffer_bytes);
     }
     if (kernels != nullptr && kernels->end != nullptr) kernels->end();

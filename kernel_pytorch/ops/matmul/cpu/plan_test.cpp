@@ -110,7 +110,7 @@ TEST(MatmulCpu, SmallPiecesAreTheReference) {
 #if defined(__x86_64__)
 TEST(MatmulCpu, PairsOfBfloat16AreTheReference) {
   const CpuIsa isa = device_info({}).cpu.machine_isa;
-  if (isa < CpuIsa::kX86V4 || isa == CpuIsa::kNeon) GTEST_SKIP() << "this CPU has no AVX-512";
+  if (isa < CpuIsa::kX86V4) GTEST_SKIP() << "this CPU has no AVX-512";
   expect_reference(isa_v4::kDotProductKernels, false, false);
   expect_reference(in_small_pieces(isa_v4::kDotProductKernels), false, false);
   if (isa < CpuIsa::kX86V4Bf16) return;
@@ -120,12 +120,18 @@ TEST(MatmulCpu, PairsOfBfloat16AreTheReference) {
 
 TEST(MatmulCpu, AmxIsTheReference) {
   const CpuIsa isa = device_info({}).cpu.machine_isa;
-  if (isa < CpuIsa::kX86V4 || isa == CpuIsa::kNeon) GTEST_SKIP() << "this CPU has no AVX-512";
+  if (isa < CpuIsa::kX86V4) GTEST_SKIP() << "this CPU has no AVX-512";
   expect_reference(isa_v4::kAmxProductKernels, false);
   expect_reference(in_small_pieces(isa_v4::kAmxProductKernels), false);
   if (isa != CpuIsa::kX86V4Amx) return;
   expect_reference(isa_v4amx::kAmxProductKernels, false);
   expect_reference(in_small_pieces(isa_v4amx::kAmxProductKernels), false);
+}
+#elif defined(__aarch64__)
+TEST(MatmulCpu, MatrixInstructionsOfBfloat16AreTheReference) {
+  if (device_info({}).cpu.machine_isa == CpuIsa::kNeon) GTEST_SKIP() << "this CPU has no products of bf16";
+  expect_reference(isa_neonbf16::kDotProductKernels, false, false);
+  expect_reference(in_small_pieces(isa_neonbf16::kDotProductKernels), false, false);
 }
 #endif
 

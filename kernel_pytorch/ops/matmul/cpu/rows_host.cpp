@@ -2,7 +2,6 @@
 // enough for the second cache, and takes many rows through it: packing is then a fiftieth of the products, and no task
 // waits for another. Where there are so many workers that rows must be cut short, all columns are packed first.
 #include <algorithm>
-#include <atomic>
 
 #include "kernel_pytorch/device/parallel.h"
 #include "kernel_pytorch/ops/matmul/cpu/plan.h"
@@ -94,9 +93,9 @@ class RowsProduct {
 
   template <class Body>
   void for_tasks(int64_t tasks, const Body& body) {
-    std::atomic<int64_t> next{0};
+    TaskQueue queue(tasks);
     parallel_for(context_.threads, std::min(plan_.workers, tasks), [&](int64_t worker) {
-      for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(task, worker);
+      for (int64_t task; (task = queue.take()) >= 0;) body(task, worker);
     });
   }
 

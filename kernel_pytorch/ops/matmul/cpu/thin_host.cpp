@@ -1,7 +1,6 @@
 // The host side of products with few rows or few columns: the few are widened once, tasks take some of the many. Where
 // the columns are the few, the product is taken transposed and its sums are turned before the epilogue.
 #include <algorithm>
-#include <atomic>
 
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/device/parallel.h"
@@ -68,10 +67,10 @@ void run_thin(const Product& problem, Context& context) {
   const int64_t workers = std::clamp<int64_t>(bytes >> 15, 1, threads);  // a thread for 32 KB
   const int64_t buffer_floats = 2 * plan.few * plan.chunk;
   float* buffers = floats(workers * buffer_floats);
-  std::atomic<int64_t> next{0};
+  TaskQueue queue(tasks);
   parallel_for(context.threads, std::min(workers, tasks), [&](int64_t worker) {
     float* sums = buffers + worker * buffer_floats;
-    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+    for (int64_t task; (task = queue.take()) >= 0;) {
       const int64_t batch = task / chunks, first = task % chunks * plan.chunk;
       const int64_t count = std::min(plan.chunk, plan.many - first);
       Operand many = operand_of(plan.few_are_rows ? problem.b : problem.a, batch);

@@ -141,6 +141,10 @@ extern const ProductKernels kAmxProductKernels;
 namespace isa_v4bf16 {
 extern const ProductKernels kDotProductKernels;
 }
+#elif defined(__aarch64__)
+namespace isa_neonbf16 {
+extern const ProductKernels kDotProductKernels;
+}
 #endif
 
 }  // namespace kernel_pytorch::matmul

@@ -16,7 +16,6 @@ using product::Sm90Form;
 using product::Sm90Sizes;
 using product::Sm90Variant;
 
-constexpr const char* kNeedsWgmma = "needs compute capability 9.0, whose matrix instructions it is written in";
 constexpr const char* kNeeds16Bit = "takes bf16 and fp16";
 constexpr const char* kNothing = "there is nothing to compute";
 constexpr const char* kMisaligned = "rows of a matrix do not begin at multiples of 16 bytes";
@@ -32,7 +31,7 @@ Sm90Sizes sm90_sizes(const Product& problem) {
 
 registry::Support supports(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(problem.a.dtype, device)) return registry::Support::no(obstacle);
-  if (device.cuda.capability() != 90) return registry::Support::no(kNeedsWgmma);
+  if (const char* missing = feature_obstacle(device, CudaFeature::kWgmma)) return registry::Support::no(missing);
   if (size_of(problem.a.dtype) != 2) return registry::Support::no(kNeeds16Bit);
   const Sm90Sizes sizes = sm90_sizes(problem);
   if (sizes.batch == 0 || sizes.m == 0 || sizes.n == 0 || sizes.k == 0) return registry::Support::no(kNothing);

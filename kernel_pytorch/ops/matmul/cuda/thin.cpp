@@ -100,7 +100,7 @@ void run_thin_cuda(const Product& problem, int config, Context& context) {
   shape.grid_x = static_cast<unsigned>(divide_up(sizes.n, kThinConfigs[config].columns));
   shape.grid_z = static_cast<unsigned>(sizes.batch);
   shape.block_x = static_cast<unsigned>(kThinConfigs[config].warps * 32);
-  shape.programmatic_dependent = context.info->cuda.capability() >= 90;
+  shape.programmatic_dependent = has_feature(*context.info, CudaFeature::kDependentLaunch);
   void* pointers[] = {&arguments};
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }

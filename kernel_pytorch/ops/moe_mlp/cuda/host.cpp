@@ -51,7 +51,7 @@ void launch(std::string_view function, const std::string& label, KernelTable<kTy
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(blocks);
   shape.block_x = kThreads;
-  shape.programmatic_dependent = true;
+  shape.programmatic_dependent = has_feature(*context.info, CudaFeature::kDependentLaunch);
   cuda_device::launch(context, kernel, shape, pointers, label);
 }
 

@@ -96,7 +96,7 @@ void launch(CUkern_st* kernel, int64_t blocks, int threads, int shared_bytes, Fo
   shape.grid_x = static_cast<unsigned>(blocks);
   shape.block_x = static_cast<unsigned>(threads);
   shape.shared_bytes = static_cast<unsigned>(shared_bytes);
-  shape.programmatic_dependent = true;
+  shape.programmatic_dependent = has_feature(*context.info, CudaFeature::kDependentLaunch);
   cuda_device::launch(context, kernel, shape, pointers, label);
 }
 
@@ -173,7 +173,7 @@ void run_backward(const Backward& problem, int, Context& context) {
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(divide_up(tokens, kGradientThreads / 32));
   shape.block_x = kGradientThreads;
-  shape.programmatic_dependent = true;
+  shape.programmatic_dependent = has_feature(*context.info, CudaFeature::kDependentLaunch);
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }
 

@@ -166,7 +166,7 @@ void run_forward(const Forward& problem, int config, Context& context) {
   cuda_device::LaunchShape launch;
   launch.grid_x = static_cast<unsigned>(blocks_of(arguments, chosen));
   launch.block_x = kThreads;
-  launch.programmatic_dependent = context.info->cuda.capability() >= 90;
+  launch.programmatic_dependent = has_feature(*context.info, CudaFeature::kDependentLaunch);
   cuda_device::launch(context, kernel, launch, pointers, kLabel);
 }
 

@@ -67,9 +67,17 @@ registry::Support supports(const Step& step, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(step.parameters[0].parameter.dtype, device)) {
     return registry::Support::no(obstacle);
   }
-  if (device.cuda.capability() < 90) return registry::Support::no(kNeedsHopper);
-  return registry::Support::unless(
-      is_taken(variant_of(step)) ? nullptr : "takes adamw of bf16 or plain fp32 parameters, without amsgrad");
+  if (const char* missing = feature_obstacle(device, CudaFeature::kBulkCopy)) return registry::Support::no(missing);
+  const Variant variant = variant_of(step);
+  if (!is_taken(variant)) {
+    return registry::Support::no("takes adamw of bf16 or plain fp32 parameters, without amsgrad");
+  }
+  for (const sm90::Config& config : configs_of(variant)) {
+    if (sm90::shared_bytes(layout_of(variant, config), variant.storage, config) > device.cuda.shared_bytes_per_block) {
+      return registry::Support::no("keeps more in shared memory than this device's blocks have");
+    }
+  }
+  return registry::Support::yes();
 }
 
 std::vector<std::string> configs(const Step& step, const DeviceInfo&) {

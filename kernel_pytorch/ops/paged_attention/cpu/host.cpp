@@ -1,6 +1,6 @@
 // The host side of the CPU kernel. A task is a request, a key head, up to 64 rows (queries times the heads that share
-// the keys) and, of few rows, 1024 keys: how a request is cut depends on the request alone, so its bits do too. Parts
-// of one request are merged afterwards, in order.
+// the keys) and, of few rows, 1024 keys or as many as a plan says: without a plan that fills the machine a request is
+// cut as it alone demands, so its bits do not depend on others. Parts of one request are merged afterwards, in order.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -13,6 +13,7 @@
 #include "kernel_pytorch/device/parallel.h"
 #include "kernel_pytorch/ops/paged_attention/cpu/tile.h"
 #include "kernel_pytorch/ops/paged_attention/operation.h"
+#include "kernel_pytorch/ops/paged_attention/plan/operation.h"
 #include "kernel_pytorch/ops/support/cpu_support.h"
 
 namespace kernel_pytorch::paged_attention {
@@ -47,6 +48,7 @@ const void* row_in(const TensorView& cache, int64_t page, int64_t row, int64_t h
 std::vector<Task> tasks_of(const Attend& problem) {
   std::vector<Task> tasks;
   const int64_t group = problem.query.sizes[1] / std::max<int64_t>(problem.key_cache.sizes[2], 1);
+  const int64_t part_keys = planned_keys(problem, kPartKeys);
   for (int64_t index = 0; index < problem.seq_lens.sizes[0]; ++index) {
     const Request request = request_at(problem, index);
     const int64_t rows = request.queries * group;
@@ -57,16 +59,27 @@ std::vector<Task> tasks_of(const Attend& problem) {
         const KeyRange newest = keys_seen(problem, request, request.position((first + count - 1) / group));
         const KeyRange all{oldest.first, std::max(oldest.last, newest.last)};
         const int64_t parts =
-            rows > kTileRows ? 1 : std::max<int64_t>((all.last - all.first + kPartKeys - 1) / kPartKeys, 1);
+            rows > kTileRows ? 1 : std::max<int64_t>((all.last - all.first + part_keys - 1) / part_keys, 1);
         for (int64_t part = 0; part < parts; ++part) {
           KeyRange keys = all;
-          if (parts > 1) keys = {all.first + part * kPartKeys, std::min(all.last, all.first + (part + 1) * kPartKeys)};
+          if (parts > 1) keys = {all.first + part * part_keys, std::min(all.last, all.first + (part + 1) * part_keys)};
           tasks.push_back({index, request, head, first, count, keys, part, parts});
         }
       }
     }
   }
   return tasks;
+}
+
+// The distance at which ALiBi takes least off: scores are kept relative to it, since differences of large numbers that
+// are rounded to fp32 would be off by more than all else.
+float alibi_base(const Attend& problem, const Request& request, int64_t position, float slope) {
+  const KeyRange range = keys_seen(problem, request, position);
+  if (range.last <= range.first) return 0;
+  const int64_t before = std::abs(range.first - position), behind = std::abs(range.last - 1 - position);
+  if (slope < 0) return static_cast<float>(std::max(before, behind));
+  const bool is_inside = position >= range.first && position < range.last;
+  return is_inside ? 0 : static_cast<float>(std::min(before, behind));
 }
 
 // The state of a task's rows: outputs [rows][pitch], largest and sums [rows].
@@ -109,7 +122,9 @@ class Tile {
       scales[row] = 1;
       positions_[row] = task_.request.position(query_of(row));
       ranges_[row] = keys_seen(problem_, task_.request, positions_[row]);
-      if (problem_.alibi_slopes.is_present()) slopes_[row] = problem_.alibi_slopes.as<const float>()[head_of(row)];
+      if (!problem_.alibi_slopes.is_present()) continue;
+      slopes_[row] = problem_.alibi_slopes.as<const float>()[head_of(row)];
+      bases_[row] = alibi_base(problem_, task_.request, positions_[row], slopes_[row]);
     }
     kernels_.copy[type_index(problem_.query.dtype)](
         {rows, scales, task_.rows, problem_.query.sizes[2], pitch_, queries_.data()});
@@ -149,6 +164,7 @@ class Tile {
       for (int64_t row = 0; row < task_.rows; ++row) distances[row] = static_cast<float>(first - positions_[row]);
       arguments.slopes = slopes_;
       arguments.distances = distances;
+      arguments.bases = bases_;
     }
     uint8_t keeps[kTileRows * kTileKeys];
     if (!is_whole || !all_see(first)) {
@@ -185,7 +201,7 @@ class Tile {
   std::vector<float> queries_, keys_, values_;
   int64_t positions_[kTileRows];
   KeyRange ranges_[kTileRows];
-  float slopes_[kTileRows];
+  float slopes_[kTileRows], bases_[kTileRows];
 };
 
 // Merges the parts of a task's rows and stores them.
@@ -195,7 +211,10 @@ void finish(const Attend& problem, const Task& task, const State* parts) {
   for (int64_t row = 0; row < task.rows; ++row) {
     const int64_t head = task.key_head * group + (task.first_row + row) % group;
     const int64_t token = task.request.first_query + (task.first_row + row) / group;
-    const float sink = problem.sinks.is_present() ? problem.sinks.as<const float>()[head] : kMinusInfinity;
+    const int64_t position = task.request.position((task.first_row + row) / group);
+    const float slope = problem.alibi_slopes.is_present() ? problem.alibi_slopes.as<const float>()[head] : 0;
+    const float shift = slope * alibi_base(problem, task.request, position, slope);  // of all scores kept so far
+    const float sink = problem.sinks.is_present() ? problem.sinks.as<const float>()[head] + shift : kMinusInfinity;
     float largest = sink;
     for (int64_t i = 0; i < task.parts; ++i) largest = std::max(largest, parts[i].largest[row]);
     const bool is_empty = largest == kMinusInfinity;
@@ -214,7 +233,7 @@ void finish(const Attend& problem, const Task& task, const State* parts) {
       store_element(problem.output.data, problem.output.dtype, place + j, values[static_cast<size_t>(j)] * factor);
     }
     if (problem.lse.is_present()) {
-      problem.lse.as<float>()[head * tokens + token] = is_empty ? kMinusInfinity : largest + std::log(sum);
+      problem.lse.as<float>()[head * tokens + token] = is_empty ? kMinusInfinity : largest + std::log(sum) - shift;
     }
   }
 }
@@ -274,42 +293,13 @@ void run(const Attend& problem, int, Context& context) {
   });
 }
 
-constexpr const char* kConverts = "copies rows as they are; caches of another type are written by the reference";
-constexpr int64_t kTaskTokens = 16;
-
-registry::Support supports_append(const Append& problem, const DeviceInfo& device) {
-  if (const char* obstacle = cpu_obstacle(device)) return registry::Support::no(obstacle);
-  return registry::Support::unless(problem.key_cache.dtype == problem.key.dtype ? nullptr : kConverts);
-}
-
-void run_append(const Append& problem, int, Context& context) {
-  const int64_t tokens = problem.key.sizes[0], page_size = problem.key_cache.sizes[1];
-  parallel_for(context.threads, (tokens + kTaskTokens - 1) / kTaskTokens, [&](int64_t task) {
-    for (int64_t token = task * kTaskTokens; token < std::min(tokens, (task + 1) * kTaskTokens); ++token) {
-      const int64_t slot = checked_slot(problem, token);
-      if (slot < 0) continue;
-      for (int64_t head = 0; head < problem.key_cache.sizes[2]; ++head) {
-        for (const auto& [rows, cache] :
-             {std::pair{&problem.key, &problem.key_cache}, {&problem.value, &problem.value_cache}}) {
-          const int64_t bytes = size_of(rows->dtype);
-          const char* from = rows->as<const char>() + (token * rows->strides[0] + head * rows->strides[1]) * bytes;
-          void* to = const_cast<void*>(row_in(*cache, slot / page_size, slot % page_size, head));
-          std::memcpy(to, from, static_cast<size_t>(cache->sizes[3] * bytes));
-        }
-      }
-    }
-  });
-}
-
 uint64_t code_version() {
-  return hash_text("paged_attention cpu 1");
+  return hash_text("paged_attention cpu 2");
 }
 
 }  // namespace
 
 constinit const registry::Kernel<Attend> kAttendCpu{
     .name = "cpu", .supports = supports, .run = run, .source_hash = code_version};
-constinit const registry::Kernel<Append> kAppendCpu{
-    .name = "cpu", .supports = supports_append, .run = run_append, .source_hash = code_version};
 
 }  // namespace kernel_pytorch::paged_attention

@@ -85,7 +85,7 @@ KP_PRIMITIVE float weigh(const StepArguments& arguments, int64_t row, float* sco
     if (arguments.softcap > 0) value = arguments.softcap * cpu::tanh(value * (1 / arguments.softcap));
     if (arguments.slopes != nullptr) {
       const Vec distance = lane_numbers() + (arguments.distances[row] + static_cast<float>(i * kLanes));
-      value -= arguments.slopes[row] * cpu::abs(distance);
+      value -= arguments.slopes[row] * (cpu::abs(distance) - arguments.bases[row]);
     }
     if (arguments.keeps != nullptr) {
       const uint8_t* keeps = arguments.keeps + row * kTileKeys + i * kLanes;

@@ -31,6 +31,7 @@ struct StepArguments {
   float softcap = 0;
   const float* slopes = nullptr;     // of the rows, or null
   const float* distances = nullptr;  // of the rows: the tile's first key - position
+  const float* bases = nullptr;      // of the rows: scores lack slope * base, the least that ALiBi takes off
   const uint8_t* keeps = nullptr;    // [rows][kTileKeys], or null where all are kept
   float* largest = nullptr;          // [rows], -inf before the first
   float* sums = nullptr;             // [rows]

@@ -43,9 +43,20 @@ struct RowsArguments {
   int64_t token_stride, head_stride;
   int32_t size;
 };
+// Tables of a rotation, or null: row `positions[token]`, or that of the token's number, elements from pair to pair.
+struct RotationArguments {
+  const void* cos;
+  const void* sin;
+  const void* positions;
+  int64_t cos_stride, sin_stride;
+  int64_t rows;
+  int32_t pairs, cos_step, sin_step;
+  bool is_float, interleaved, positions_are_wide;
+};
 struct AppendArguments {
   RowsArguments new_key, new_value;
   CacheArguments key, value;
+  RotationArguments rotation;
   const void* slots;
   int64_t tokens, key_heads, page_size, slot_count;
   bool slots_are_wide;

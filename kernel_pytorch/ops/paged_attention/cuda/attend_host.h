@@ -32,6 +32,9 @@ const char* size_obstacle(const Attend& problem);
 inline int float8_capability(DType cache) {
   return cache == DType::kFloat8E4M3 ? 89 : 80;
 }
+inline const char* cache_type_obstacle(DType cache, const DeviceInfo& device) {
+  return feature_obstacle(device, cache == DType::kFloat8E4M3 ? CudaFeature::kFloat8 : CudaFeature::kMma);
+}
 
 CacheArguments cache_arguments(const TensorView& cache, const TensorView& scale);
 AttendArguments attend_arguments(const Attend& problem);
@@ -50,7 +53,7 @@ void launch(Context& context, CUkern_st* kernel, int64_t blocks, int threads, in
   shape.grid_x = static_cast<unsigned>(blocks);
   shape.block_x = static_cast<unsigned>(threads);
   shape.shared_bytes = static_cast<unsigned>(shared);
-  shape.programmatic_dependent = follows && context.info->cuda.capability() >= 90;
+  shape.programmatic_dependent = follows && has_feature(*context.info, CudaFeature::kDependentLaunch);
   cuda_device::launch(context, kernel, shape, pointers, label);
 }
 

@@ -12,7 +12,8 @@ constexpr const char* kSource = "kernel_pytorch/ops/paged_attention/cuda/kernel.
 constexpr const char* kRowsSource = "kernel_pytorch/ops/paged_attention/cuda/rows.cuh";
 constexpr const char* kAppendSource = "kernel_pytorch/ops/paged_attention/cuda/append.cuh";
 constexpr const char* kLargeHeads = "takes heads of up to 256 columns";
-constexpr const char* kNeedsFloat8 = "converts to and from e4m3, which needs compute capability 8.9 or newer";
+constexpr const char* kSmallBlocks =
+    "keys and values of two steps are more than a block's shared memory on this device";
 constexpr const char* kVeryLargeHeads = "takes heads of up to 512 columns";
 
 // About 100 KB of keys and values under way: two blocks on a multiprocessor.
@@ -44,15 +45,19 @@ int row_warp_choice(const Attend& problem) {
   const int64_t rows = most_queries(problem) * group_of(problem);
   return rows <= 16 ? 0 : rows <= 32 ? 1 : 2;
 }
-Tile tile_of(const Attend& problem) {
+// With as many stages, of two at least, as the device's blocks hold.
+Tile tile_of(const Attend& problem, const DeviceInfo& device) {
   Tile tile = kTiles[tile_index(problem)];
   tile.row_warps = 1 << row_warp_choice(problem);
+  while (tile.stages > 2 && shared_bytes(tile) > device.cuda.shared_bytes_per_block) --tile.stages;
   return tile;
 }
 
 registry::Support supports(const Attend& problem, const DeviceInfo& device) {
   if (const char* obstacle = tensor_core_obstacle(problem, device)) return registry::Support::no(obstacle);
-  return registry::Support::unless(tile_index(problem) < 0 ? kLargeHeads : nullptr);
+  if (tile_index(problem) < 0) return registry::Support::no(kLargeHeads);
+  const bool fits = shared_bytes(tile_of(problem, device)) <= device.cuda.shared_bytes_per_block;
+  return registry::Support::unless(fits ? nullptr : kSmallBlocks);
 }
 
 registry::Support supports_rows(const Attend& problem, const DeviceInfo& device) {
@@ -60,7 +65,7 @@ registry::Support supports_rows(const Attend& problem, const DeviceInfo& device)
   if (std::max(problem.query.sizes[2], problem.value_cache.sizes[3]) > 512) {
     return registry::Support::no(kVeryLargeHeads);
   }
-  if (float8_capability(problem.key_cache.dtype) > device.cuda.capability()) return registry::Support::no(kNeedsFloat8);
+  if (const char* missing = cache_type_obstacle(problem.key_cache.dtype, device)) return registry::Support::no(missing);
   return registry::Support::unless(size_obstacle(problem));
 }
 
@@ -76,7 +81,7 @@ void run(const Attend& problem, int, Context& context) {
   static KernelTable<kVariants * 2> attends, combines;
   if (problem.output.element_count() == 0 && !problem.lse.is_present()) return;
   if (problem.query.sizes[0] * problem.query.sizes[1] == 0) return;
-  const Tile tile = tile_of(problem);
+  const Tile tile = tile_of(problem, *context.info);
   const int variant = tile_index(problem) * kRowWarpChoices + row_warp_choice(problem);
   const DType dtype = problem.query.dtype;
   const int of_type = variant * 2 + (dtype == DType::kBFloat16 ? 0 : 1);
@@ -122,8 +127,8 @@ void run_rows(const Attend& problem, int, Context& context) {
   launch(context, kernel, rows, kThreads, 0, arguments, kLabel);
 }
 
-std::vector<std::string> configs(const Attend& problem, const DeviceInfo&) {
-  return {config_text(tile_of(problem))};
+std::vector<std::string> configs(const Attend& problem, const DeviceInfo& device) {
+  return {config_text(tile_of(problem, device))};
 }
 
 uint64_t source_hash() {
@@ -161,8 +166,25 @@ DeviceCode append_code(DType dtype, DType cache) {
 
 registry::Support supports_append(const Append& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(problem.key.dtype, device)) return registry::Support::no(obstacle);
-  return registry::Support::unless(float8_capability(problem.key_cache.dtype) > device.cuda.capability() ? kNeedsFloat8
-                                                                                                         : nullptr);
+  return registry::Support::unless(cache_type_obstacle(problem.key_cache.dtype, device));
+}
+
+RotationArguments rotation_arguments(const Append& problem) {
+  if (!problem.cos.is_present()) return {};
+  const Rotation rotation = rotation_of(problem);
+  const TensorView& positions = problem.positions;
+  return {.cos = problem.cos.data,
+          .sin = problem.sin.data,
+          .positions = positions.is_present() ? positions.data : nullptr,
+          .cos_stride = problem.cos.strides[0],
+          .sin_stride = problem.sin.strides[0],
+          .rows = problem.cos.sizes[0],
+          .pairs = static_cast<int32_t>(rotation.pairs),
+          .cos_step = static_cast<int32_t>(rotation.step * problem.cos.strides[1]),
+          .sin_step = static_cast<int32_t>(rotation.step * problem.sin.strides[1]),
+          .is_float = problem.cos.dtype == DType::kFloat32,
+          .interleaved = problem.interleaved,
+          .positions_are_wide = positions.is_present() && positions.dtype == DType::kInt64};
 }
 
 void run_append(const Append& problem, int, Context& context) {
@@ -179,6 +201,7 @@ void run_append(const Append& problem, int, Context& context) {
                             .new_value = rows_of(problem.value),
                             .key = cache_arguments(problem.key_cache, problem.key_scale),
                             .value = cache_arguments(problem.value_cache, problem.value_scale),
+                            .rotation = rotation_arguments(problem),
                             .slots = problem.slots.data,
                             .tokens = tokens,
                             .key_heads = heads,

@@ -13,7 +13,8 @@ constexpr const char* kRowsSource = "kernel_pytorch/ops/paged_attention/latent/r
 constexpr const char* kOtherSizes = "takes latent rows of 512 columns and rope rows of 64";
 constexpr const char* kWideRows = "takes keys of up to 640 columns";
 constexpr const char* kUnevenPages = "takes indices where pages follow one another in the caches";
-constexpr const char* kNeedsFloat8 = "converts from e4m3, which needs compute capability 8.9 or newer";
+constexpr const char* kLittleShared =
+    "needs more shared memory per block than this GPU has; compute capability 8.0, 9.0 and 10.0 have it";
 constexpr int64_t kValueSize = 512, kSize = 576, kMostColumns = 640;
 constexpr int32_t kLatentWarps = 8;
 
@@ -48,7 +49,7 @@ registry::Support supports(const Latent& problem, const DeviceInfo& device) {
   }
   if (problem.indices.is_present() && !has_even_pages(problem)) return registry::Support::no(kUnevenPages);
   return registry::Support::unless(
-      latent_shared_bytes(tile_of(attend, 0)) > device.cuda.shared_bytes_per_block ? kNeedsHopper : nullptr);
+      latent_shared_bytes(tile_of(attend, 0)) > device.cuda.shared_bytes_per_block ? kLittleShared : nullptr);
 }
 
 std::vector<std::string> configs(const Latent& problem, const DeviceInfo& device) {
@@ -113,8 +114,8 @@ registry::Support supports_rows(const Latent& problem, const DeviceInfo& device)
   if (const char* obstacle = cuda_obstacle(problem.query.dtype, device)) return registry::Support::no(obstacle);
   if (problem.query.sizes[2] > kMostColumns) return registry::Support::no(kWideRows);
   if (problem.indices.is_present() && !has_even_pages(problem)) return registry::Support::no(kUnevenPages);
-  if (float8_capability(problem.latent_cache.dtype) > device.cuda.capability()) {
-    return registry::Support::no(kNeedsFloat8);
+  if (const char* missing = cache_type_obstacle(problem.latent_cache.dtype, device)) {
+    return registry::Support::no(missing);
   }
   return registry::Support::unless(size_obstacle(attend_of(problem)));
 }

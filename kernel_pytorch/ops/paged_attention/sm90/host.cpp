@@ -8,7 +8,6 @@ namespace kernel_pytorch::paged_attention {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/paged_attention/sm90/kernel.cuh";
-constexpr const char* kNeedsSm90 = "hands registers from warp to warp, which needs compute capability 9.0";
 constexpr const char* kLargeHeads = "takes heads of up to 192 columns, 128 of values";
 
 constexpr int32_t kShortestRun = 512;  // bytes that are worth a copy of their own
@@ -88,7 +87,7 @@ bool has_runs(const Attend& problem, const Tile& tile) {
 
 registry::Support supports(const Attend& problem, const DeviceInfo& device) {
   if (const char* obstacle = tensor_core_obstacle(problem, device)) return registry::Support::no(obstacle);
-  if (device.cuda.capability() != 90) return registry::Support::no(kNeedsSm90);
+  if (const char* missing = feature_obstacle(device, CudaFeature::kWgmma)) return registry::Support::no(missing);
   return registry::Support::unless(size_index(problem) < 0 ? kLargeHeads : nullptr);
 }
 

@@ -20,6 +20,7 @@ constexpr const char* kManyRows = "takes up to 16 rows; of more, decoding is a s
 constexpr const char* kNoDots = "needs a CPU with AVX-512 BF16";
 constexpr const char* kNeedsBf16 = "takes bf16";
 constexpr const char* kNoMxfp8 = "does not take mxfp8";
+constexpr const char* kNoBitStream = "takes codes of 4 and 8 bits";
 constexpr int64_t kTaskRows = 64;  // of the weight
 
 registry::Support supports(const Product& problem, const DeviceInfo& device) {
@@ -91,6 +92,7 @@ registry::Support supports_dots([[maybe_unused]] const Product& problem, [[maybe
   if (device.cpu.isa < CpuIsa::kX86V4Bf16 || device.cpu.isa > CpuIsa::kX86V4Amx) return registry::Support::no(kNoDots);
   if (problem.x.dtype != DType::kBFloat16) return registry::Support::no(kNeedsBf16);
   if (problem.format == Format::kMxfp8) return registry::Support::no(kNoMxfp8);
+  if (group_format::is_bit_stream(problem.format)) return registry::Support::no(kNoBitStream);
   return registry::Support::unless(problem.x.sizes[0] > kThinRows ? kManyRows : nullptr);
 #else
   return registry::Support::no(kNoDots);
@@ -138,7 +140,7 @@ void run_dots([[maybe_unused]] const Product& problem, int, [[maybe_unused]] Con
 }
 
 uint64_t code_version() {
-  return hash_text("quantized_matmul cpu_thin 1");
+  return hash_text("quantized_matmul cpu_thin 2");
 }
 uint64_t dots_version() {
   return hash_text("quantized_matmul cpu_dots 2");

@@ -3,6 +3,7 @@
 // odd ones, so x lies in that order. With 16 lanes a vector holds the values of all 16 codes, and decoding is one
 // shuffle.
 #include "kernel_pytorch/base/float_types.h"
+#include "kernel_pytorch/cpu/bit_stream.h"
 #include "kernel_pytorch/cpu/load_store.h"
 #include "kernel_pytorch/cpu/vec.h"
 #include "kernel_pytorch/ops/quantized_matmul/cpu/thin.h"
@@ -92,6 +93,7 @@ struct Decoder {
   int64_t row;
   int64_t known_group = -1;
   Vec scales{}, table{};
+  static constexpr bool kHasTable = code_bits(kFormat) <= 4 && (1 << code_bits(kFormat)) <= kLanes;
   int32_t zero = middle_code(kFormat);
 
   // Two vectors of values times scales: even and odd columns, or the lower and the upper half.
@@ -102,20 +104,31 @@ struct Decoder {
       self.known_group = group;
       self.scales = scales_of<kFormat>(part, self.row, first);
       if (part.zeros != nullptr) self.zero = part.zeros[self.row * part.groups + group];
-      if constexpr (kLanes == 16 && has_4_bits(kFormat)) {
+      if constexpr (kHasTable) {
         VecU codes;
-        for (int i = 0; i < kLanes; ++i) codes[i] = static_cast<uint32_t>(i);
+        for (int i = 0; i < kLanes; ++i) codes[i] = static_cast<uint32_t>(i & last_code(kFormat));
         self.table = values_of<kFormat>(codes, self.zero);
         if constexpr (kFormat != Format::kNvfp4) self.table = rounded<kFormat>(self.table * self.scales, part.type);
       }
     }
     const int64_t count = part.k - first;
-    const uint8_t* bytes = part.codes + self.row * part.code_stride + first / codes_in_byte(kFormat);
-    if constexpr (has_4_bits(kFormat)) {
+    const uint8_t* codes = part.codes + self.row * part.code_stride;
+    [[maybe_unused]] const uint8_t* bytes = codes + code_bytes(kFormat, first);
+    if constexpr (is_bit_stream(kFormat)) {
+      for (int half = 0; half < 2; ++half) {
+        const VecU stored =
+            cpu::unpack_bits<code_bits(kFormat)>(codes, first + half * kLanes, code_bytes(kFormat, part.k));
+        if constexpr (kHasTable) {
+          values[half] = __builtin_shuffle(self.table, reinterpret_cast<VecI>(stored));
+        } else {
+          values[half] = rounded<kFormat>(values_of<kFormat>(stored, self.zero) * self.scales, part.type);
+        }
+      }
+    } else if constexpr (has_4_bits(kFormat)) {
       const int64_t available = (count + 1) / 2;
       const VecU pairs = cpu::widen_bits(available >= kLanes ? cpu::load_storage<VecU8>(bytes)
                                                              : cpu::load_storage_partial<VecU8, 1>(bytes, available));
-      if constexpr (kLanes == 16) {
+      if constexpr (kHasTable) {
         values[0] = __builtin_shuffle(self.table, reinterpret_cast<VecI>(pairs));
         values[1] = __builtin_shuffle(self.table, reinterpret_cast<VecI>(pairs >> 4));
         if constexpr (kFormat == Format::kNvfp4) {
@@ -178,6 +191,14 @@ void multiply(const ThinPart& part) {
       return multiply_format<Format::kInt4>(part);
     case Format::kInt8:
       return multiply_format<Format::kInt8>(part);
+    case Format::kInt2:
+      return multiply_format<Format::kInt2>(part);
+    case Format::kInt3:
+      return multiply_format<Format::kInt3>(part);
+    case Format::kInt5:
+      return multiply_format<Format::kInt5>(part);
+    case Format::kInt6:
+      return multiply_format<Format::kInt6>(part);
   }
 }
 

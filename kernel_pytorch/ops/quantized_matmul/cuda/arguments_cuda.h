@@ -36,6 +36,12 @@ KP_SHARED_CODE constexpr bool is_legal(const ThinConfig& config) {
          (config.warps == 4 || config.warps == 8) && config.columns * config.blocks <= 64;
 }
 
+// For codes of 2, 3, 5 and 6 bits and at most 16 rows: threads of a block, rows of the weight of a warp, rows of x at a
+// time.
+inline constexpr int kBitsThreads = 128;
+inline constexpr int kBitsColumns = 4;
+inline constexpr int kBitsMostRows = 8;
+
 // Bytes of a row of the weight that four lanes take at once; columns of k that these are.
 inline constexpr int kSpanBytes = 64;
 KP_SHARED_CODE constexpr int span_of(group_format::Format format) {

@@ -13,6 +13,7 @@ namespace {
 
 constexpr const char* kNeeds16Bit = "takes bf16 and fp16";
 constexpr const char* kNoMxfp8 = "does not take mxfp8";
+constexpr const char* kNoBitStream = "takes codes of 4 and 8 bits";
 constexpr const char* kDepth = "needs rows of codes and of x that begin at multiples of 16 bytes";
 constexpr const char* kWindows = "needs rows of scales and zeros that begin at multiples of 4 bytes";
 constexpr const char* kLarge = "n or k is 2^30 or more";
@@ -23,6 +24,7 @@ const char* cuda_weight_obstacle(const Product& problem, const DeviceInfo& devic
   if (const char* obstacle = cuda_obstacle(problem.x.dtype, device)) return obstacle;
   if (size_of(problem.x.dtype) != 2) return kNeeds16Bit;
   if (problem.format == Format::kMxfp8) return kNoMxfp8;
+  if (group_format::is_bit_stream(problem.format)) return kNoBitStream;
   const int64_t k = problem.x.sizes[1];
   const bool is_aligned = k % (16 * group_format::codes_in_byte(problem.format)) == 0 &&
                           reinterpret_cast<uintptr_t>(problem.codes.data) % 16 == 0 &&

@@ -101,7 +101,7 @@ void run_thin(const Product& problem, int config, Context& context) {
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(divide_up(n, kThinConfigs[config].columns));
   shape.block_x = static_cast<unsigned>(kThinConfigs[config].warps * 32);
-  shape.programmatic_dependent = context.info->cuda.capability() >= 90;
+  shape.programmatic_dependent = has_feature(*context.info, CudaFeature::kDependentLaunch);
   void* pointers[] = {&arguments};
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }

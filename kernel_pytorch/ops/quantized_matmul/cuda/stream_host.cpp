@@ -23,7 +23,6 @@ constexpr ConfigFields fields_of(const StreamConfig&) {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/quantized_matmul/cuda/stream.cuh";
-constexpr const char* kNeedsCopyEngine = "needs compute capability 9.0 or later";
 constexpr const char* kFewRows = "takes one or two rows; of more, cuda_wgmma is faster";
 constexpr int64_t kMostRows = 2;
 constexpr const char* kShared = "needs more shared memory for x than a block has";
@@ -77,7 +76,7 @@ Plan plan_of(const Product& problem, const StreamConfig& config, const DeviceInf
 registry::Support supports(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_weight_obstacle(problem, device)) return registry::Support::no(obstacle);
   if (const char* obstacle = window_obstacle(problem)) return registry::Support::no(obstacle);
-  if (device.cuda.capability() < 90) return registry::Support::no(kNeedsCopyEngine);
+  if (const char* missing = feature_obstacle(device, CudaFeature::kBulkCopy)) return registry::Support::no(missing);
   const int64_t m = problem.x.sizes[0];
   if (m < 1 || m > kMostRows || problem.x.sizes[1] == 0) return registry::Support::no(kFewRows);
   const auto fits = [&](const StreamConfig& config) { return plan_of(problem, config, device).parts > 0; };

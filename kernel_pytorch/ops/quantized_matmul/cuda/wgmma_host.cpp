@@ -24,7 +24,6 @@ constexpr ConfigFields fields_of(const WgmmaConfig&) {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/quantized_matmul/cuda/wgmma.cuh";
-constexpr const char* kNeedsWgmma = "needs compute capability 9.0";
 constexpr const char* kSomeRows = "takes 3 to 192 rows; of more, decoding the weight once costs less";
 constexpr int64_t kFewestRows = 2, kMostRows = 192;
 
@@ -38,7 +37,7 @@ constexpr int kConfigCount = static_cast<int>(std::size(kConfigs));
 
 registry::Support supports(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_weight_obstacle(problem, device)) return registry::Support::no(obstacle);
-  if (device.cuda.capability() != 90) return registry::Support::no(kNeedsWgmma);
+  if (const char* missing = feature_obstacle(device, CudaFeature::kWgmma)) return registry::Support::no(missing);
   if (const char* obstacle = window_obstacle(problem)) return registry::Support::no(obstacle);
   const int64_t m = problem.x.sizes[0];
   return registry::Support::unless(m <= kFewestRows || m > kMostRows || problem.x.sizes[1] == 0 ? kSomeRows : nullptr);

@@ -52,12 +52,12 @@ KP_PRIMITIVE void rotate_split_head(const T* input, T* output, const HeadRows& r
 }
 
 // The even and the odd elements of two vectors, and the vectors they came from.
-#if defined(__AVX512F__)
+#if KP_LANES == 16
 #define KP_EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
 #define KP_ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
 #define KP_LOWER 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define KP_UPPER 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#elif defined(__AVX2__)
+#elif KP_LANES == 8
 #define KP_EVEN 0, 2, 4, 6, 8, 10, 12, 14
 #define KP_ODD 1, 3, 5, 7, 9, 11, 13, 15
 #define KP_LOWER 0, 8, 1, 9, 2, 10, 3, 11

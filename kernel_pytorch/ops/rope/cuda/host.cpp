@@ -155,7 +155,7 @@ void run_vector(const Problem& problem, int config, Context& context) {
   cuda_device::LaunchShape launch;
   launch.grid_x = static_cast<unsigned>((items + kThreads - 1) / kThreads);
   launch.block_x = kThreads;
-  launch.programmatic_dependent = context.info->cuda.capability() >= 90;
+  launch.programmatic_dependent = has_feature(*context.info, CudaFeature::kDependentLaunch);
   cuda_device::launch(context, kernel, launch, pointers, kLabel);
 }
 

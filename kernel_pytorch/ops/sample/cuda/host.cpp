@@ -50,7 +50,7 @@ void run(const Draw& problem, int, Context& context) {
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(logits.sizes[0]);
   shape.block_x = kThreads;
-  shape.programmatic_dependent = context.info->cuda.capability() >= 90;
+  shape.programmatic_dependent = has_feature(*context.info, CudaFeature::kDependentLaunch);
   void* pointers[] = {&arguments};
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }

@@ -18,7 +18,6 @@ using product::Sm90Scaling;
 using product::Sm90Sizes;
 using product::Sm90Type;
 
-constexpr const char* kNeedsWgmma = "needs compute capability 9.0, whose matrix instructions it is written in";
 constexpr const char* kNothing = "there is nothing to compute";
 constexpr const char* kMisaligned = "rows of a, b or the output do not begin at multiples of 16 bytes";
 constexpr const char* kColumns = "columns of the output are no multiple of 16 bytes";
@@ -60,7 +59,7 @@ std::span<const product::Sm90Config> configs_of(const Product& problem) {
 
 registry::Support supports(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(device)) return registry::Support::no(obstacle);
-  if (device.cuda.capability() != 90) return registry::Support::no(kNeedsWgmma);
+  if (const char* missing = feature_obstacle(device, CudaFeature::kWgmma)) return registry::Support::no(missing);
   const Sm90Sizes sizes = sizes_of(problem);
   if (sizes.m == 0 || sizes.n == 0) return registry::Support::no(kNothing);
   if (!has_aligned_rows(problem.a) || !has_aligned_rows(problem.b, kVectorBytes, 2) ||

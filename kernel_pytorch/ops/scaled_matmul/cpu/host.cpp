@@ -1,7 +1,6 @@
 // The host side of the CPU kernel: blocks of the output, taken one by one by workers that each own the memory in which
 // codes become floats.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 
 #include "kernel_pytorch/base/element.h"
@@ -68,11 +67,11 @@ void run(const Product& problem, int, Context& context) {
   auto* work =
       static_cast<float*>(context.scratch->allocate(static_cast<size_t>(workers * kWorkFloats) * sizeof(float)));
   std::vector<float> largest(static_cast<size_t>(workers), 0);
-  std::atomic<int64_t> next = 0;
+  TaskQueue queue(tasks);
   parallel_for(context.threads, workers, [&](int64_t worker) {
     BlockProduct block = common;
     block.work = work + worker * kWorkFloats;
-    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+    for (int64_t task; (task = queue.take()) >= 0;) {
       block.first_row = task % row_blocks * kBlockRows;
       block.rows = std::min(kBlockRows, m - block.first_row);
       block.first_column = task / row_blocks * kBlockColumns;

@@ -17,7 +17,6 @@ using product::Sm90Epilogue;
 using product::Sm90Scaling;
 using product::Sm90Sizes;
 
-constexpr const char* kNeedsWgmma = "needs compute capability 9.0, whose matrix instructions it is written in";
 constexpr const char* kNothing = "there is nothing to compute";
 constexpr const char* kMisaligned = "rows of a, b or the output do not begin at multiples of 16 bytes";
 constexpr const char* kOtherBias = "the bias is neither fp32 nor of the output's type";
@@ -57,7 +56,7 @@ std::span<const product::Sm90Config> configs_of(const Product& problem) {
 
 registry::Support supports(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(device)) return registry::Support::no(obstacle);
-  if (device.cuda.capability() != 90) return registry::Support::no(kNeedsWgmma);
+  if (const char* missing = feature_obstacle(device, CudaFeature::kWgmma)) return registry::Support::no(missing);
   const Sm90Sizes sizes = sm90_sizes(problem);
   if (sizes.m == 0 || sizes.n == 0 || sizes.k == 0) return registry::Support::no(kNothing);
   if (!has_aligned_rows(problem.a) || !has_aligned_rows(problem.b) || !has_aligned_rows(problem.output)) {

@@ -1,6 +1,5 @@
 // The host side of the CPU kernels: what they support, how rows are split into tasks, and which instruction level runs.
 #include <algorithm>
-#include <atomic>
 #include <string_view>
 
 #include "kernel_pytorch/base/hash.h"
@@ -50,10 +49,10 @@ void for_row_blocks(int64_t rows, int64_t row_bytes, bool together, int64_t buff
       stride == 0
           ? nullptr
           : static_cast<float*>(context.scratch->allocate(static_cast<size_t>(workers * stride) * sizeof(float)));
-  std::atomic<int64_t> next{0};
+  TaskQueue queue(blocks);
   parallel_for(context.threads, workers, [&](int64_t worker) {
     float* buffer = buffers + worker * stride;
-    for (int64_t block; (block = next.fetch_add(1, std::memory_order_relaxed)) < blocks;) {
+    for (int64_t block; (block = queue.take()) >= 0;) {
       const int64_t begin = block * rows_per_block, end = std::min(rows, begin + rows_per_block);
       if (together) {
         run_rows(begin, end - begin, buffer);

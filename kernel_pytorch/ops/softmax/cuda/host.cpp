@@ -92,7 +92,8 @@ struct Work {
 
 // Whether the row fits, and fills more than a quarter of the threads' registers.
 bool fits(const LaunchConfig& config, const Work& work, const DeviceInfo& device) {
-  if (device.cuda.capability() < (config.rows.clustered ? 90 : 80)) return false;
+  if (!has_feature(device, config.rows.clustered ? CudaFeature::kCluster : CudaFeature::kMma)) return false;
+  if (config.cluster > most_cluster_blocks(device)) return false;
   if ((work.masked && !config.masks) || (config.float_only && work.dtype != DType::kFloat32)) return false;
   const int64_t slice = divide_up(work.row_vectors(), config.cluster);
   const int64_t capacity = static_cast<int64_t>(config.rows.row_threads) * config.rows.vectors;
@@ -232,7 +233,8 @@ template <class Problem, const auto& kConfigs>
 struct Rows {
   static registry::Support supports(const Problem& problem, const DeviceInfo& device) {
     if (const char* obstacle = obstacle_of(problem, device)) return registry::Support::no(obstacle);
-    if (kConfigs[0].rows.clustered && device.cuda.capability() < 90) return registry::Support::no(kNeedsHopper);
+    const char* missing = feature_obstacle(device, CudaFeature::kCluster);
+    if (kConfigs[0].rows.clustered && missing != nullptr) return registry::Support::no(missing);
     const Work work = work_of(problem);
     for (const LaunchConfig& config : kConfigs) {
       if (fits(config, work, device)) return registry::Support::yes();

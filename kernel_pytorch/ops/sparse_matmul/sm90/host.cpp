@@ -26,7 +26,6 @@ constexpr ConfigFields fields_of(const Config&) {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/sparse_matmul/sm90/kernel.cuh";
-constexpr const char* kNeedsWgmma = "needs compute capability 9.0, whose matrix instructions it is written in";
 constexpr const char* kNeeds16Bit = "takes bf16 and fp16";
 constexpr const char* kNothing = "there is nothing to compute";
 constexpr const char* kMisaligned =
@@ -46,7 +45,7 @@ constexpr int kConfigCount = static_cast<int>(std::size(kConfigs));
 
 registry::Support supports(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(device)) return registry::Support::no(obstacle);
-  if (device.cuda.capability() != 90) return registry::Support::no(kNeedsWgmma);
+  if (const char* missing = feature_obstacle(device, CudaFeature::kWgmma)) return registry::Support::no(missing);
   if (size_of(problem.x.dtype) != 2 || cuda_type_index(problem.x.dtype) < 0) return registry::Support::no(kNeeds16Bit);
   const int64_t m = problem.x.sizes[0], k = problem.x.sizes[1], n = problem.values.sizes[0];
   if (m == 0 || n == 0 || k == 0) return registry::Support::no(kNothing);

@@ -36,7 +36,7 @@ struct GroupFormatCheck {
   int64_t group;
 
   static std::string_view name_of(group_format::Format format) {
-    constexpr std::string_view kNames[] = {"nvfp4", "mxfp4", "mxfp8", "int4", "int8"};
+    constexpr std::string_view kNames[] = {"nvfp4", "mxfp4", "mxfp8", "int4", "int8", "int2", "int3", "int5", "int6"};
     return kNames[static_cast<int>(format)];
   }
 
@@ -77,8 +77,7 @@ struct GroupFormatCheck {
              is_integer ? "32, 64 or 128"
              : is_nvfp4 ? "16"
                         : "32");
-    const int64_t in_byte = group_format::codes_in_byte(format);
-    check_bytes("codes", codes, rows, (columns + in_byte - 1) / in_byte);
+    check_bytes("codes", codes, rows, group_format::code_bytes(format, columns));
     const int64_t groups = (columns + group - 1) / group;
     check_device("scales", scales);
     const bool has_scale_type = is_nvfp4     ? scales.dtype == DType::kFloat8E4M3
@@ -91,7 +90,7 @@ struct GroupFormatCheck {
                           : "int8, the bytes of E8M0");
     check_shape("scales", scales, rows, groups);
     if (zeros.is_present()) {
-      KP_CHECK(is_integer, op, ": zeros are given with format ", name_of(format), "; they are for int4 and int8");
+      KP_CHECK(is_integer, op, ": zeros are given with format ", name_of(format), "; they are for integers");
       check_bytes("zeros", zeros, rows, groups);
     }
     if (!tensor_scale.is_present()) return;

@@ -6,9 +6,12 @@
 //   mxfp8   E4M3, 8 bits   E8M0                                 32              scale * code
 //   int4    0 to 15        bf16, fp16 or fp32                   32, 64 or 128   scale * (code - zero)
 //   int8    0 to 255       bf16, fp16 or fp32                   32, 64 or 128   scale * (code - zero)
+//   int2, int3, int5, int6: as int4, with codes of so many bits
 //
-// The zero of an integer format is one byte for each group; where there are none it is 8, or 128. 4-bit codes lie two
-// in a byte, the one of the even column in the low half: the order of compressed-tensors' and gpt-oss's checkpoints.
+// The zero of an integer format is one byte for each group; where there are none it is half of the number of codes.
+// The codes of a row lie bit by bit behind each other, the lowest bits of a byte first, and a row begins with a byte:
+// 4-bit codes lie two in a byte, the one of the even column in the low half (the order of compressed-tensors' and
+// gpt-oss's checkpoints), 3-bit codes eight in three bytes (GPTQ's order along its words).
 //
 // Rounding is written once, for CPU lanes and GPU threads; references round in their own words. Every product below is
 // compared and never added to, so that no compiler makes an FMA of it.
@@ -24,15 +27,31 @@
 
 namespace kernel_pytorch::group_format {
 
-enum class Format : uint8_t { kNvfp4, kMxfp4, kMxfp8, kInt4, kInt8 };
-inline constexpr int kFormats = 5;
+enum class Format : uint8_t { kNvfp4, kMxfp4, kMxfp8, kInt4, kInt8, kInt2, kInt3, kInt5, kInt6 };
+inline constexpr int kFormats = 9;
 enum class ScaleType : uint8_t { kE4M3, kE8M0, kFloat32, kBFloat16, kFloat16 };
 
-KP_SHARED_CODE constexpr bool has_4_bits(Format format) {
-  return format == Format::kNvfp4 || format == Format::kMxfp4 || format == Format::kInt4;
-}
 KP_SHARED_CODE constexpr bool is_integer(Format format) {
-  return format == Format::kInt4 || format == Format::kInt8;
+  return format != Format::kNvfp4 && format != Format::kMxfp4 && format != Format::kMxfp8;
+}
+KP_SHARED_CODE constexpr int code_bits(Format format) {
+  return format == Format::kMxfp8 || format == Format::kInt8 ? 8
+         : format == Format::kInt2                           ? 2
+         : format == Format::kInt3                           ? 3
+         : format == Format::kInt5                           ? 5
+         : format == Format::kInt6                           ? 6
+                                                             : 4;
+}
+KP_SHARED_CODE constexpr bool has_4_bits(Format format) {
+  return code_bits(format) == 4;
+}
+// Neither 4 nor 8 bits: a code may lie in two bytes; eight of them are as many bytes as a code has bits.
+KP_SHARED_CODE constexpr bool is_bit_stream(Format format) {
+  return code_bits(format) != 4 && code_bits(format) != 8;
+}
+// Bytes of so many codes from the beginning of a row on.
+KP_SHARED_CODE constexpr int64_t code_bytes(Format format, int64_t columns) {
+  return (columns * code_bits(format) + 7) / 8;
 }
 KP_SHARED_CODE constexpr bool is_e2m1(Format format) {
   return format == Format::kNvfp4 || format == Format::kMxfp4;
@@ -40,15 +59,15 @@ KP_SHARED_CODE constexpr bool is_e2m1(Format format) {
 KP_SHARED_CODE constexpr bool has_power_scale(Format format) {
   return format == Format::kMxfp4 || format == Format::kMxfp8;
 }
-KP_SHARED_CODE constexpr int codes_in_byte(Format format) {
+KP_SHARED_CODE constexpr int codes_in_byte(Format format) {  // of formats of 4 and 8 bits
   return has_4_bits(format) ? 2 : 1;
 }
 KP_SHARED_CODE constexpr int last_code(Format format) {
-  return has_4_bits(format) ? 15 : 255;
+  return (1 << code_bits(format)) - 1;
 }
 // Where a format has no zeros of its own.
 KP_SHARED_CODE constexpr int middle_code(Format format) {
-  return format == Format::kInt4 ? 8 : 128;
+  return 1 << (code_bits(format) - 1);
 }
 // A legal size of a group; the first is the usual one of integers.
 KP_SHARED_CODE constexpr bool is_legal_group(Format format, int64_t group) {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from ... import _torch as _torch  # loads the library
 from ..._library import KernelPyTorchError
 from ..._shape_rules import Output, declared
 from ...utils.rehearsal import CPU, workspace_bytes
-from .._declared import described, empties, name_of, torch_dtype
+from ..support.declared import described, empties, name_of, torch_dtype
 from .host import run_on_host
 from .numbers import NoFormula as NoFormula
 
@@ -119,3 +120,32 @@ def register(library: Any) -> None:
                 library.impl(getattr(packet, name), kernel, key)
             if is_rocm:
                 library.impl(getattr(packet, name), kernel, "CUDA", allow_override=True)
+
+
+def force() -> None:
+    """From now on this process computes every op on the CPU as on a device without kernels: to try a model as another
+    machine would run it, also compiled. What no formula takes runs by the CPU's kernels on copies, as there."""
+    if _FORCED:
+        return
+    library: Any = torch.library.Library("kernel_pytorch", "IMPL")  # type: ignore[no-untyped-call]
+    _FORCED.append(library)
+    for op in declared():
+        packet = getattr(torch.ops.kernel_pytorch, op)
+        for name in packet.overloads():
+            overload = getattr(packet, name)
+            ours = torch.library.get_kernel(overload, "CPU")
+            library.impl(overload, functools.partial(_forced, overload, ours), "CPU", allow_override=True)
+
+
+_FORCED: list[Any] = []  # the library, which ends its registrations when it goes
+_on_host = threading.local()  # `now`: whether this thread is inside run_on_host, whose ops are the kernels' own
+
+
+def _forced(overload: Any, ours: Any, *args: Any) -> Any:
+    if getattr(_on_host, "now", False):
+        return ours.call_boxed(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args)
+    _on_host.now = True
+    try:
+        return run(overload, *args)
+    finally:
+        _on_host.now = False

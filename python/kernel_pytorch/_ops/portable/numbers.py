@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._casting import MaybeTensor
+from ..support.casting import MaybeTensor
 
 _WORD = 0xFFFFFFFF
 

@@ -27,7 +27,7 @@ from . import (
     written_attention,
 )
 from .deferred import deferred_attention, sums
-from .hugging_face import transformers_attention, transformers_experts, transformers_loss
+from .hugging_face import transformers_attention, transformers_experts, transformers_loss, transformers_mixers
 from .streams import flows, layouts, patches
 
 PATTERNS: tuple[ModuleType, ...] = (
@@ -43,6 +43,7 @@ PATTERNS: tuple[ModuleType, ...] = (
     perceptrons,
     flows,
     transformers_experts,
+    transformers_mixers,
     outputs,
     projections,
     written_attention,

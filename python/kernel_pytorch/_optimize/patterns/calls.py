@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 
-from ..._ops._casting import product_dtype
+from ..._ops.support.casting import product_dtype
 from ..._rebind import reached, rebind
 from ..._supports import runs_attention as kernels_take
 from ...core._products import product

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._ops._casting import product_dtype
+from ..._ops.support.casting import product_dtype
 from ...core._cast_linear import cast_linear, padded_linear
 from ...core._products import runs_here
 from ..changes import SetForward, mark

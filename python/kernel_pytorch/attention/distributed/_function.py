@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..._ops import attention_part
-from ..._ops._casting import statistics_dtype
 from ..._ops.attention import captured_gradients
+from ..._ops.support.casting import statistics_dtype
 from ._exchange import GRADIENTS, Exchange, Incoming
 from ._pieces import Bounds, Packs, Piece, join, pieces_of
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from ..._ops._masks import Sizes, mask_options
+from ..._ops.support.masks import Sizes, mask_options
 from ...core._names import accepts_mask_names, accepts_names, check_known
 from ...functional import rope
 from ..config import AttentionConfig

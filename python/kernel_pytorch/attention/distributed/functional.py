@@ -10,11 +10,11 @@ import torch.distributed as distributed
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from ..._ops._autograd import wants_gradient
-from ..._ops._casting import autocast, statistics_dtype
-from ..._ops._masks import Sizes, join_masks
-from ..._ops._seed import seed_for
 from ..._ops.attention import attention_options
+from ..._ops.support.autograd import wants_gradient
+from ..._ops.support.casting import autocast, statistics_dtype
+from ..._ops.support.masks import Sizes, join_masks
+from ..._ops.support.seed import seed_for
 from ...functional import attention
 from ._exchange import Exchange
 from ._function import Call, PiecesAttention, key_pieces

@@ -47,18 +47,11 @@ def linear_attention(
         raise ValueError(
             f"linear_attention: query has shape {list(query.shape)}; it must be [batch, tokens, heads, columns]"
         )
-    tensors = {"query": query, "key": key, "value": value, "decay": _wide(decay, query)}
-    if gate is not None:
-        gate = jnp.asarray(gate)
-        if gate.ndim not in (3, 4):
-            raise ValueError(
-                f"linear_attention: gate has shape {list(gate.shape)}; "
-                "it must be [batch, tokens, heads] or [batch, tokens, heads, columns]"
-            )
-        tensors["gate" if gate.ndim == 3 else "channel_gate"] = gate
+    tensors = {"query": query, "key": key, "value": value, "decay": as_wide(decay, query)}
+    tensors |= named_gate("linear_attention", gate)
     tensors |= {
         "cu_seqlens": None if cu_seqlens is None else jnp.asarray(cu_seqlens),
-        "initial_state": _wide(initial_state, query),
+        "initial_state": as_wide(initial_state, query),
     }
     options = {"scale": float(query.shape[-1] ** -0.5 if scale is None else scale), "mode": mode}
     if not normalize:
@@ -76,7 +69,21 @@ def linear_attention(
     return (output, jnp.concatenate([state, sum_state], -1)) if return_state else output
 
 
-def _wide(x: Any, like: Array) -> Any:
+def named_gate(op: str, gate: Any) -> dict[str, Any]:
+    """A gate under the name that the core has for its rank."""
+    if gate is None:
+        return {}
+    gate = jnp.asarray(gate)
+    if gate.ndim not in (3, 4):
+        raise ValueError(
+            f"{op}: gate has shape {list(gate.shape)}; "
+            "it must be [batch, tokens, heads] or [batch, tokens, heads, columns]"
+        )
+    return {"gate" if gate.ndim == 3 else "channel_gate": gate}
+
+
+def as_wide(x: Any, like: Array) -> Any:
+    """In the type of states."""
     return None if x is None else jnp.asarray(x, jnp.float64 if like.dtype == jnp.float64 else jnp.float32)
 
 
@@ -97,7 +104,6 @@ def _results(tensors: Any, options: Any) -> tuple[Array, Array]:
 
 def _gradient(values: Any, grads: Any, wanted: Any) -> Any:
     tensors = {name: values.get(name) for name in _TENSORS}
-    query, key = tensors["query"], tensors["key"]
     grad_output = grads.get("output")  # of a result that is not used there is none
     grad_output = jnp.zeros_like(tensors["value"]) if grad_output is None else grad_output
     tensors |= {"grad_output": grad_output, "grad_final_state": grads.get("final_state")}
@@ -105,11 +111,17 @@ def _gradient(values: Any, grads: Any, wanted: Any) -> Any:
     options = {"scale": values["scale"], "mode": values["mode"]}
     of = call("linear_attention_backward", tensors, options, wanted=flags)
     made = {name: of[f"grad_{name}"] for name in wanted if f"grad_{name}" in of}
-    for name, tensor in (("query", query), ("key", key)):
-        if name in made and made[name].shape[2] != tensor.shape[2]:
-            batch, tokens, heads, columns = tensor.shape
-            made[name] = made[name].reshape(batch, tokens, heads, -1, columns).sum(3)
-    return made
+    return sums_of_groups(made, tensors)
+
+
+def sums_of_groups(gradients: dict[str, Array], tensors: Any) -> dict[str, Array]:
+    """Gradients of query and key, summed over the heads of the value that one of theirs serves."""
+    for name in ("query", "key"):
+        heads = tensors[name].shape[2]
+        if name in gradients and gradients[name].shape[2] != heads:
+            batch, tokens, all_heads, columns = gradients[name].shape
+            gradients[name] = gradients[name].reshape(batch, tokens, heads, all_heads // heads, columns).sum(3)
+    return gradients
 
 
 @formula("linear_attention")

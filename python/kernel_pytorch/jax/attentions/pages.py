@@ -37,6 +37,7 @@ def paged_attention(
     *,
     cu_seqlens_q: Array | None = None,
     max_seqlen_q: int | None = None,
+    plan: Array | None = None,
     causal: bool = True,
     scale: float | None = None,
     window: int | tuple[int, int] | None = None,
@@ -58,6 +59,7 @@ def paged_attention(
             transposes the cache, which is a copy.
         block_tables, seq_lens: int32 [requests, pages of a request] and [requests].
         cu_seqlens_q, max_seqlen_q: int32 [requests + 1] and a bound, for requests of different numbers of tokens.
+        plan: of `plan_decode`.
         window: (left, right), -1 is unbounded; a number is both.
         key_scale, value_scale: of caches in float8_e4m3fn or int8.
         return_lse: also fp32 [heads, tokens].
@@ -70,6 +72,7 @@ def paged_attention(
         "block_tables": block_tables,
         "seq_lens": seq_lens,
         "cu_seqlens_q": cu_seqlens_q,
+        "plan": plan,
         "mask": mask,
         "sinks": sinks,
         "alibi_slopes": alibi_slopes,
@@ -87,6 +90,47 @@ def paged_attention(
     }
     made = call("paged_attention", tensors, options, wanted=("return_lse",) if return_lse else ())
     return (made["output"], made["lse"]) if return_lse else made["output"]
+
+
+def plan_decode(
+    seq_lens: Array,
+    *,
+    heads: int,
+    key_heads: int,
+    queries: int = 1,
+    cu_seqlens_q: Array | None = None,
+    causal: bool = True,
+    window: int | tuple[int, int] | None = None,
+    policy: str = "fill",
+    max_keys: int | None = None,
+    max_requests: int | None = None,
+) -> Array:
+    """How keys are shared out, for `paged_attention` of all layers of a step; arguments as in `functional.plan_decode`.
+
+    Args:
+        seq_lens: int32 [requests].
+        policy: "fill", or "invariant": requests are cut each by itself.
+        max_requests: of the largest batch; None: of this one.
+    """
+    if policy not in ("fill", "invariant"):
+        raise ValueError(f'plan_decode: policy is "{policy}"; it is "fill" or "invariant"')
+    left, right = window_sides("plan_decode", window)
+    options = {
+        "heads": heads,
+        "key_heads": key_heads,
+        "queries": queries,
+        "causal": causal,
+        "window_left": left,
+        "window_right": right,
+        "batch_invariant": policy == "invariant",
+        "most_keys": 0 if max_keys is None else max_keys,
+        "unit_keys": 0,
+        "tile_rows": 0,
+        "tile_heads": 0,
+        "capacity": 9 + (seq_lens.shape[0] if max_requests is None else max_requests),
+    }
+    plan: Array = call("plan_decode", {"seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}, options)["plan"]
+    return plan
 
 
 def mla_decode(
@@ -145,15 +189,26 @@ def append_kv(
     value_cache: Array,
     slots: Array,
     *,
+    cos: Array | None = None,
+    sin: Array | None = None,
+    positions: Array | None = None,
+    rotary_dim: int | None = None,
+    interleaved: bool = False,
     key_scale: Any = None,
     value_scale: Any = None,
 ) -> tuple[Array, Array]:
     """The caches with new keys and values in their slots; donated caches are written in place, others are copied.
 
+    With cos and sin keys are turned first, as by `rope`, and rounded once.
+
     Args:
         key, value: [tokens, key_heads, size].
         key_cache, value_cache: [pages, page_size, key_heads, size].
         slots: int32 [tokens]: page * page_size + row, or -1 for a token that is not kept.
+        cos, sin: [rows, rotary_dim] with each value twice, or [rows, rotary_dim / 2].
+        positions: int32 [tokens], rows of cos and sin; None: 0, 1, 2 and so on.
+        rotary_dim: how many columns of a key are turned; None: from the width of the tables.
+        interleaved: pairs are neighbours and not half of rotary_dim apart.
     """
     tensors = {
         "key": key,
@@ -161,10 +216,14 @@ def append_kv(
         "slots": slots,
         "key_scale": _scale(key_scale, "nhd"),
         "value_scale": _scale(value_scale, "nhd"),
+        "cos": cos,
+        "sin": sin,
+        "positions": positions,
         "key_cache": key_cache,
         "value_cache": value_cache,
     }
-    made = call("append_kv", tensors, {})
+    options = {"rotary_dim": 0 if rotary_dim is None else rotary_dim, "interleaved": interleaved}
+    made = call("append_kv", tensors, options)
     return made["key_cache"], made["value_cache"]
 
 

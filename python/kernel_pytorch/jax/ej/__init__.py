@@ -21,6 +21,7 @@ from ._configs import (
     KernelConfig,
     LightningAttentionConfig,
     MeanPoolingConfig,
+    NativeSparseAttentionConfig,
     OperationConfig,
     RecurrentAttentionConfig,
     RingAttentionConfig,
@@ -47,13 +48,8 @@ from ._functions import (
     scaled_dot_product_attention,
 )
 from ._grouped import grouped_matmul, grouped_matmulv2
+from ._latent import flash_mla, mla_attention
 from ._linear import gla_attention, lightning_attention, recurrent_attention
-from ._pending import (
-    apply_native_sparse_attention,
-    flash_mla,
-    mla_attention,
-    native_sparse_attention,
-)
 from ._registry import Backend, KernelRegistry, KernelSpec, Platform, kernel_registry
 from ._serving import (
     page_attention,
@@ -61,6 +57,7 @@ from ._serving import (
     ragged_page_attention,
     ragged_page_attention_v3,
 )
+from ._sparse import apply_native_sparse_attention, native_sparse_attention
 
 __all__ = [
     "TIERS",
@@ -82,6 +79,7 @@ __all__ = [
     "LightningAttentionConfig",
     "MaskInfo",
     "MeanPoolingConfig",
+    "NativeSparseAttentionConfig",
     "OperationConfig",
     "Platform",
     "RecurrentAttentionConfig",

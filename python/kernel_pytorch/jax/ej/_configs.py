@@ -150,3 +150,8 @@ class GLAttentionConfig(OperationConfig):
 @dataclass(frozen=True)
 class LightningAttentionConfig(OperationConfig):
     pass
+
+
+@dataclass(frozen=True)
+class NativeSparseAttentionConfig(OperationConfig):
+    block_size: int = 64  # a part of the meaning

@@ -78,8 +78,6 @@ class KernelRegistry:
         return sorted(self._specs)
 
     def list_implementations(self, algorithm: str) -> list[KernelSpec]:
-        if algorithm.lower() in PENDING:
-            raise NotImplementedError(PENDING_SENTENCE.format(name=algorithm))
         if algorithm.lower() not in self._specs:
             raise ValueError(f"kernel_registry: no algorithm {algorithm!r}; there are {', '.join(self._specs)}")
         return list(self._specs[algorithm.lower()])
@@ -106,16 +104,6 @@ def _member(kind: Any, value: Any) -> Any:
         known = ", ".join(one.value for one in kind)
         raise ValueError(f'kernel_registry: {kind.__name__.lower()} is "{value}"; it is one of {known}') from None
 
-
-# ejKernel's algorithms that this library has no kernels for yet.
-PENDING = (
-    "apply_native_sparse_attention",
-    "flash_mla",
-    "native_sparse_attention",
-)
-PENDING_SENTENCE = (
-    "{name}: kernel_pytorch has no kernel for it yet; it is one of ejKernel's algorithms that are planned"
-)
 
 kernel_registry = KernelRegistry()
 

@@ -11,3 +11,4 @@ from .mixture import moe_mlp as moe_mlp
 from .mixture import route as route
 from .mixture import route_chosen as route_chosen
 from .parallel import expert_parallel_mlp as expert_parallel_mlp
+from .quantized import quantized_grouped_matmul as quantized_grouped_matmul

@@ -61,7 +61,7 @@ def grouped_matmul(
     types = {} if out_dtype is None else {"output_dtype": out_dtype}
     saves = ("a", "b", "offsets", "gather", "bias")
     v = differentiable("grouped_matmul", tensors, options, _grouped_gradient, saves=saves, types=types)[0]
-    return _activated(v, chosen)
+    return activated(v, chosen)
 
 
 def ragged_dot(
@@ -94,7 +94,7 @@ def activation_of(op: str, name: str | None, limit: float = 7.0, slope: float = 
     return {"form": form, "activation": _GATES[gate], "limit": 0.0, "slope": float(slope)}
 
 
-def _activated(v: Array, chosen: dict[str, Any]) -> Array:
+def activated(v: Array, chosen: dict[str, Any]) -> Array:
     """The activation as an op of its own, which has a gradient."""
     kind, limit = chosen["activation"], chosen["limit"]
     if chosen["form"] == "plain":
@@ -106,20 +106,23 @@ def _activated(v: Array, chosen: dict[str, Any]) -> Array:
     return gate * jax.nn.sigmoid(chosen["slope"] * gate) * (up + 1)
 
 
+def gradient_of_rows(grad: Array, matrices: Array, offsets: Array, gather: Array | None, source: int) -> Array:
+    """The gradient of x [source, k] from that of the products, by matrices [groups, n, k]."""
+    tensors = {"a": grad, "b": matrices, "offsets": offsets, "gather": None, "bias": None}
+    options = {**activation_of("grouped_matmul", None), "rows": grad.shape[0]}
+    of_rows = call("grouped_matmul", tensors, options)["output"]
+    if gather is None:
+        return of_rows  # type: ignore[no-any-return]
+    indices = {"grad_output": of_rows, "indices": jnp.maximum(gather, 0)}  # rows in no group are zeros
+    return next(iter(call("embedding_backward", indices, {"rows": source, "padding_index": -1}).values()))  # type: ignore[no-any-return]
+
+
 def _grouped_gradient(values: Any, grads: Any, wanted: Any) -> Any:
     x, matrices, gather, offsets = values["a"], values["b"], values.get("gather"), values["offsets"]
     grad = grads["output"].astype(x.dtype)
     gradients = {}
     if "a" in wanted:
-        tensors = {"a": grad, "b": jnp.swapaxes(matrices, 1, 2), "offsets": offsets, "gather": None, "bias": None}
-        options = {**activation_of("grouped_matmul", None), "rows": grad.shape[0]}
-        of_rows = call("grouped_matmul", tensors, options)["output"]
-        if gather is not None:  # rows in no group are zeros, whatever their index is
-            indices = {"grad_output": of_rows, "indices": jnp.maximum(gather, 0)}
-            of_rows = next(
-                iter(call("embedding_backward", indices, {"rows": x.shape[0], "padding_index": -1}).values())
-            )
-        gradients["a"] = of_rows
+        gradients["a"] = gradient_of_rows(grad, jnp.swapaxes(matrices, 1, 2), offsets, gather, x.shape[0])
     if "b" in wanted:
         tensors = {"a": x, "b": grad, "offsets": offsets, "gather_a": gather, "gather_b": None}
         gradients["b"] = call("grouped_matmul_weight", tensors, {})["output"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .._plain import Values, formula, widened
+from .._plain import NoFormula, Values, formula, widened
 
 
 @formula("reduce_norm")
@@ -18,8 +18,7 @@ def _norm(values: Values) -> dict[str, Any]:
 def _step(values: Values) -> dict[str, Any]:
     """Parameters and states after a step, as ops/optimizer_step/optimizer_step.h has the rules."""
     if values["storage"] != "plain" or "seed" in values:
-        what = "stochastic rounding is" if "seed" in values else "states of 8 bits are"
-        raise NotImplementedError(f"{values['rule']}: {what} for CPUs and NVIDIA GPUs; take state='fp32' without it")
+        raise NoFormula
     lists = [name for name in ("parameters", "masters", "firsts", "seconds", "maxima") if name in values]
     factor: Any = 1.0
     if "total_norm" in values:

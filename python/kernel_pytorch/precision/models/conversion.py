@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from ..._modules import replace_modules
 from ..._ops.quantized_matmul import FORMATS, QuantizedWeight, quantize_weight, quantized_matmul
@@ -17,6 +17,7 @@ from ...core.linear import FusedLinearActivation
 from ...functional import activation as activate
 from ...mixture_of_experts.layers import MoELayer
 from ..convert import convert_model_to_fp8
+from ..int8_linear import Int8Linear
 from ..own_layers import PROJECTION
 from ..quantized_linear import QuantizedLinear
 from ..sensitivity import is_skipped, quantizable_layers
@@ -50,9 +51,7 @@ class QuantizedPackedProjection(QuantizedLinear):
         """x [..., in_features] -> [..., end - begin]: those rows of the weight."""
         whole = self.quantized_weight
         zeros = None if whole.zeros is None else whole.zeros[begin:end]
-        rows = QuantizedWeight(
-            whole.codes[begin:end], whole.scales[begin:end], zeros, whole.tensor_scale, whole.format, whole.group
-        )
+        rows = replace(whole, codes=whole.codes[begin:end], scales=whole.scales[begin:end], zeros=zeros)
         return quantized_matmul(x, rows, bias=None if self.bias is None else self.bias[begin:end])
 
 
@@ -80,59 +79,77 @@ class QuantizedEmbedding(nn.Module):
         """ids [...] -> [..., embedding_dim]."""
         flat = ids.reshape(-1)
         zeros = None if self.zeros is None else self.zeros[flat]
-        rows = QuantizedWeight(self.codes[flat], self.scales[flat], zeros, self.tensor_scale, self.format, self.group)
+        rows = QuantizedWeight(
+            self.codes[flat], self.scales[flat], zeros, self.tensor_scale, self.format, self.group, self.embedding_dim
+        )
         return rows.dequantize(self.dtype).view(*ids.shape, self.embedding_dim)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, format={self.format}, group={self.group}"
 
 
-class _Decoded(nn.Module):
-    """A parametrization: a weight [experts, rows, columns] is kept as codes and decoded where it is read."""
+class QuantizedMatrices(nn.Module):
+    """The weights of experts [experts, rows, columns] in few bits, in the place of a MoELayer's parameter.
 
+    Args:
+        weight: what quantize_weight made of [experts * rows, columns].
+        experts: how many there are.
+        dtype: of what `dequantize` gives.
+    """
+
+    codes: Tensor
     scales: Tensor
     zeros: Tensor | None
     tensor_scale: Tensor | None
 
-    def __init__(self, weight: Tensor, format: str, group: int | None, asymmetric: bool) -> None:
+    def __init__(self, weight: QuantizedWeight, experts: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.sizes, self.dtype = weight.shape, weight.dtype
-        made = quantize_weight(weight.reshape(-1, weight.shape[-1]), format, group=group, asymmetric=asymmetric)
-        self.format, self.group = made.format, made.group
-        self._made: Tensor | None = made.codes
-        for name in ("scales", "zeros", "tensor_scale"):
-            self.register_buffer(name, getattr(made, name))
+        self.shape = torch.Size((experts, weight.shape[0] // max(experts, 1), weight.shape[1]))
+        self.format, self.group, self.dtype = weight.format, weight.group, dtype
+        for name in ("codes", "scales", "zeros", "tensor_scale"):
+            self.register_buffer(name, getattr(weight, name))
 
-    def right_inverse(self, _: Tensor) -> tuple[Tensor]:
-        codes, self._made = self._made, None
-        if codes is None:
-            raise RuntimeError("experts in few bits cannot be assigned to; convert the model anew")
-        return (codes,)
+    @property
+    def quantized_weight(self) -> QuantizedWeight:
+        return QuantizedWeight(
+            self.codes, self.scales, self.zeros, self.tensor_scale, self.format, self.group, self.shape[2]
+        )
 
-    def forward(self, codes: Tensor) -> Tensor:
-        whole = QuantizedWeight(codes, self.scales, self.zeros, self.tensor_scale, self.format, self.group)
-        return whole.dequantize(self.dtype).view(self.sizes)
+    def dequantize(self) -> Tensor:
+        """[experts, rows, columns]."""
+        return self.quantized_weight.dequantize(self.dtype).view(self.shape)
+
+    def extra_repr(self) -> str:
+        return f"{list(self.shape)}, format={self.format}, group={self.group}"
 
 
 def convert_model(
     model: nn.Module, format: str = "nvfp4", *, group: int | None = None, asymmetric: bool = False,
-    skip: Sequence[str] = (), embeddings: bool = False, experts: bool = False, inplace: bool = True,
+    skip: Sequence[str] = (), embeddings: bool = False, experts: bool = False, activations: str | None = None,
+    inplace: bool = True,
 ) -> nn.Module:  # fmt: skip
     """The model with its weights in few bits, for inference: products decode them on their way.
 
     Converted are nn.Linear (and what inherits its forward), OptimizedLinear, FusedLinearActivation, and the packed
-    projection of AttentionLayer, which becomes its submodule `in_proj`. Layers of odd width, in nn.MultiheadAttention
-    and in nn.TransformerEncoderLayer, which read weights past their layers' forward, stay. Weights are rounded to
-    nearest; UltraPrecisionModule chooses formats, and rounds by calibration data.
+    projection of AttentionLayer, which becomes its submodule `in_proj`. Layers in nn.MultiheadAttention and in
+    nn.TransformerEncoderLayer, which read weights past their layers' forward, stay. Weights are rounded to nearest;
+    UltraPrecisionModule chooses formats, and rounds by calibration data.
 
     Args:
-        format: "nvfp4", "mxfp4", "mxfp8", "int4" or "int8"; "fp8": convert_model_to_fp8, which trains.
-        group, asymmetric: of int4 and int8, as quantize_weight takes them.
+        format: as quantize_weight takes it; "fp8": convert_model_to_fp8, which trains.
+        group, asymmetric: of integers, as quantize_weight takes them.
         skip: names of layers that stay, whole or their last part.
         embeddings: also nn.Embedding; a head that shares its weight is converted as a layer of its own.
-        experts: also the experts of MoELayer. They are kept as codes and decoded in each call: memory, not speed.
+        experts: also the experts of MoELayer, whose products decode them on their way (`quantized_grouped_matmul`).
+        activations: "int8", with format "int8": linear layers become Int8Linear, whose weight has one scale a row and
+            whose inputs are rounded to 8 bits in each call (W8A8).
         inplace: False converts a copy and leaves the model alone.
     """
+    if activations is not None and (activations, format, group, asymmetric) != ("int8", "int8", None, False):
+        raise ValueError(
+            f'convert_model: activations is "{activations}" with format "{format}"; it is "int8", with format "int8" '
+            "and neither group nor asymmetric, or None"
+        )
     if format == "fp8":
         if group is not None or asymmetric or embeddings or experts:
             raise ValueError('convert_model: group, asymmetric, embeddings and experts are for few bits, not for "fp8"')
@@ -147,11 +164,14 @@ def convert_model(
 
     made: dict[nn.Module, nn.Module] = {}
     for layer in quantizable_layers(model, skip).values():
-        made[layer] = QuantizedLinear.from_quantized(quantized(layer.weight), layer.bias)
+        if activations == "int8":
+            made[layer] = Int8Linear.from_linear(layer)
+        else:
+            made[layer] = QuantizedLinear.from_quantized(quantized(layer.weight), layer.bias)
     for name, module in list(model.named_modules()):
         if is_skipped(name, skip):
             continue
-        if type(module) is FusedLinearActivation and module.in_features % FORMATS[format][1] == 0:
+        if type(module) is FusedLinearActivation:
             made[module] = QuantizedLinearActivation.of(module, quantized(module.weight))
         elif isinstance(module, AttentionLayer):
             _convert_projection(module, quantized)
@@ -159,9 +179,12 @@ def convert_model(
             made[module] = QuantizedEmbedding(quantized(module.weight), module.weight.dtype)
         elif experts and isinstance(module, MoELayer):
             for weight in ("gate_up", "down"):
-                kept = getattr(module, weight).requires_grad_(False)  # codes have no gradient
-                decoded = _Decoded(kept, format, group, asymmetric)
-                parametrize.register_parametrization(module, weight, decoded, unsafe=True)
+                kept = getattr(module, weight)
+                if isinstance(kept, QuantizedMatrices):
+                    continue
+                codes = QuantizedMatrices(quantized(kept.detach().flatten(0, 1)), len(kept), kept.dtype)
+                del module._parameters[weight]
+                module.add_module(weight, codes)
     for before, after in made.items():
         after.train(before.training)
     return replace_modules(model, made)

@@ -276,7 +276,7 @@ const char* scoring_obstacle(const BackwardProblem& problem) {
 
 registry::Support supports(const BackwardProblem& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(problem.query.dtype, device)) return registry::Support::no(obstacle);
-  if (device.cuda.capability() != 90) return registry::Support::no("is for compute capability 9.0");
+  if (const char* missing = feature_obstacle(device, CudaFeature::kWgmma)) return registry::Support::no(missing);
   if (problem.query.dtype == DType::kFloat32) return registry::Support::no("takes bf16 and fp16");
   if (tile_index(problem) < 0) return registry::Support::no("takes heads of up to 256 columns");
   if (const char* obstacle = tensor_obstacle(problem)) return registry::Support::no(obstacle);

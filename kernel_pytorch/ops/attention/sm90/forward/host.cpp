@@ -17,7 +17,6 @@ namespace {
 constexpr const char* kPlanSource = "kernel_pytorch/ops/attention/sm90/forward/plan.cuh";
 constexpr const char* kSource = "kernel_pytorch/ops/attention/sm90/forward/kernel.cuh";
 
-constexpr const char* kNeedsWgmma = "needs compute capability 9.0, whose matrix instructions it is written in";
 constexpr const char* kNeeds16Bit = "takes bf16 and fp16";
 constexpr const char* kOddSize = "head sizes must be multiples of 8, up to 256";
 constexpr const char* kMisaligned = "rows of query, key, value or output do not begin at multiples of 16 bytes";
@@ -118,7 +117,7 @@ int64_t tile_count(const Sizes& sizes, const Sm90Config& config) {
 
 registry::Support supports(const ForwardProblem& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(problem.query.dtype, device)) return registry::Support::no(obstacle);
-  if (device.cuda.capability() != 90) return registry::Support::no(kNeedsWgmma);
+  if (const char* missing = feature_obstacle(device, CudaFeature::kWgmma)) return registry::Support::no(missing);
   if (size_of(problem.query.dtype) != 2) return registry::Support::no(kNeeds16Bit);
   const Sizes sizes = sizes_of(problem);
   const Sm90Config& largest = kVariants[kVariantCount - 1].config;

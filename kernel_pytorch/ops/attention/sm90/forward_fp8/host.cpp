@@ -25,7 +25,6 @@ constexpr ConfigFields fields_of(const ForwardConfig&) {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/attention/sm90/forward_fp8/kernel.cuh";
-constexpr const char* kNeedsWgmma = "needs compute capability 9.0, whose matrix instructions it is written in";
 constexpr const char* kOddSize = "head sizes must be at most 128, and value_size a multiple of 8";
 constexpr const char* kMisaligned = "rows of output do not begin at multiples of 16 bytes";
 constexpr const char* kNothing = "there is nothing to compute";
@@ -55,7 +54,7 @@ std::vector<int> candidates(const Forward& problem) {
 
 registry::Support supports(const Forward& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(problem.query.dtype, device)) return registry::Support::no(obstacle);
-  if (device.cuda.capability() != 90) return registry::Support::no(kNeedsWgmma);
+  if (const char* missing = feature_obstacle(device, CudaFeature::kWgmma)) return registry::Support::no(missing);
   const auto& query = problem.query.sizes;
   const auto& value = problem.value.sizes;
   if (query[3] > kTile || value[3] > kTile || value[3] % 8 != 0) return registry::Support::no(kOddSize);

@@ -179,7 +179,7 @@ struct ForwardRows : RowKernel<ForwardRows<kConfigs, kRmsPreference, kLayerPrefe
     ForwardArguments arguments = make_arguments(problem, make_shape(chosen, work, *context.info));
     void* pointers[] = {&arguments};
     cuda_device::LaunchShape shape = launch_shape(chosen, work, *context.info);
-    shape.programmatic_dependent = context.info->cuda.capability() >= 90;
+    shape.programmatic_dependent = has_feature(*context.info, CudaFeature::kDependentLaunch);
     cuda_device::launch(context, kernel, shape, pointers, kLabel);
   }
   static uint64_t source_hash() { return jit::source_hash(kSource); }

@@ -59,7 +59,8 @@ int64_t resident_units(const LaunchConfig& config, const DeviceInfo& device) {
 
 bool fits(const LaunchConfig& config, const RowWork& work, const DeviceInfo& device, bool is_least) {
   const bool needs_hopper = config.rows.clustered || config.rows.source == Source::kRing;
-  if (device.cuda.capability() < (needs_hopper ? 90 : 80)) return false;
+  if (!has_feature(device, needs_hopper ? CudaFeature::kCluster : CudaFeature::kMma)) return false;
+  if (config.cluster > most_cluster_blocks(device)) return false;
   const int64_t accumulators = config.rows.vectors * kVectorBytes / work.element_bytes * work.column_sums;
   if (work.tensors > config.max_tensors || accumulators > config.max_accumulators) return false;
   if ((work.centered && !config.takes_mean) || (work.element_bytes < 4 && config.float_only)) return false;

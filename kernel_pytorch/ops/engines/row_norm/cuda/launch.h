@@ -127,7 +127,8 @@ struct RowKernel {
     if (const char* obstacle = Rows::obstacle(problem, device)) return registry::Support::no(obstacle);
     const RowConfig& first = Rows::kList.configs[0].rows;
     const bool needs_hopper = first.clustered || first.source == Source::kRing;
-    if (needs_hopper && device.cuda.capability() < 90) return registry::Support::no(kNeedsHopper);
+    const char* missing = feature_obstacle(device, CudaFeature::kCluster);
+    if (needs_hopper && missing != nullptr) return registry::Support::no(missing);
     const RowWork work = Rows::work(problem);
     if (Rows::kWantsManyRows && work.rows < 4 * device.cuda.multiprocessors) return registry::Support::no(kFewRows);
     return Rows::kList.any_fits(work, device) ? registry::Support::yes() : registry::Support::no(kTooWide);

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ....compat._latent import as_they_are, is_latent
 from ....compat.transformers import register
 from ...changes import SetAttribute, Several
 from ...sites import Call, Found, Proposal, Refusal, Way
@@ -28,7 +29,11 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
 
     def change() -> Several:
         register()
-        return Several(*(SetAttribute(config, "_attn_implementation_internal", "kernel_pytorch") for config in configs))
+        latent = [part for part in module.modules() if is_latent(part)]  # decoding absorbs their expansion
+        return Several(
+            *(SetAttribute(config, "_attn_implementation_internal", "kernel_pytorch") for config in configs),
+            *(SetAttribute(part, "expand_kv", as_they_are) for part in latent),
+        )
 
     source, way = f"attn_implementation={', '.join(before)}", Way("kernel_pytorch attention", change)
     return Proposal(NAME, path, module, source, [way], timed=_one_attention(context, path, module))

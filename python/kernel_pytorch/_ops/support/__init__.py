@@ -1,0 +1,1 @@
+"""What the ops share: from a declaration to a torch function with gradients, batching, sharding and counts of FLOPs."""
