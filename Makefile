@@ -30,8 +30,11 @@ test-cpp: build
 	@ctest -j2 --no-tests=error --test-dir $(BUILD) --output-on-failure
 
 # Two processes, a file at a time: most tests keep one core busy. Passive: one's idle threads do not spin in the other's way.
+# Without --max-worker-restart=0 xdist waits for ever at the end of a run in which a process crashed; so it names the test.
+PYTEST_TWICE := OMP_WAIT_POLICY=passive PYTHONPATH=python $(PYTHON) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
+  --max-worker-restart=0 --timeout=600
 test-python: build
-	@OMP_WAIT_POLICY=passive PYTHONPATH=python $(PYTHON) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
+	@$(PYTEST_TWICE) tests
 
 # The Python tests as on a machine without AVX-512. Left out is what does not compute by our CPU kernels, or repeats with
 # them what other files test: torch.compile's tracing, whole models and what optimize does to them, several processes,
@@ -41,7 +44,7 @@ ISA_LEFT_OUT := *_compile.py *_compile_backend*.py *_compat.py *_provider.py *_d
   *_step_*.py *_pygraph.py *_offload.py *_overlap.py *_release.py *_sharded.py *_memory*.py *_hardware.py *_tuning.py \
   *_serving.py *_backend*.py *_modules.py *_declare*.py *_border.py *_errors.py *_formulas.py *_framework.py *_api.py
 test-isa: build  ## the Python tests on the CPU level of AVX2
-	@KERNEL_PYTORCH_CPU_ISA=v3 OMP_WAIT_POLICY=passive PYTHONPATH=python $(PYTHON) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
+	@KERNEL_PYTORCH_CPU_ISA=v3 $(PYTEST_TWICE) \
 	  $(foreach pattern,$(ISA_LEFT_OUT),--ignore-glob='$(pattern)') tests/python
 
 test-docs: build
