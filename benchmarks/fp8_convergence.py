@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -212,6 +213,23 @@ def train_all(runs: dict[str, Run], options: argparse.Namespace, keep: Callable[
     return options.steps
 
 
+def ways_of(options: argparse.Namespace) -> dict[str, Way]:
+    """The runs by name; those of further first weights are named after their seed."""
+    ways = {name: WAYS[name] for name in options.runs}
+    repeats = {
+        f"{name}, seed {seed}": way._replace(seed=seed)
+        for seed in range(1, options.seeds)
+        for name, way in ways.items()
+    }
+    return ways | repeats
+
+
+def peer_of(name: str) -> str:
+    """The bf16 run that a run is compared with: of the same first weights where there is one."""
+    _, comma, seed = name.partition(", seed ")
+    return f"bf16{comma}{seed}"
+
+
 def results_of(runs: dict[str, Run], steps: int) -> dict[str, dict[str, Any]]:
     """Losses of every run after so many steps, and by how many percent they exceed those of bf16."""
     tail = max(steps // 10, 1)
@@ -228,15 +246,40 @@ def results_of(runs: dict[str, Run], steps: int) -> dict[str, dict[str, Any]]:
             "overflows": run.overflows_so_far(),
             "numerics": run.numerics,
         }
-    for result in results.values():
+    for name, result in results.items():
         for loss in ("end", "held_out"):
-            result[f"{loss}_percent"] = 100 * (result[loss] / results["bf16"][loss] - 1)
+            result[f"{loss}_percent"] = 100 * (result[loss] / results[peer_of(name)][loss] - 1)
     return results
+
+
+def pairs_of(results: dict[str, dict[str, Any]], options: argparse.Namespace, title: str) -> list[dict[str, str]]:
+    """A row for each recipe: the mean over first weights of what it ends above bf16, with its standard error."""
+
+    def shown(percents: list[float]) -> str:
+        return f"{statistics.mean(percents):+.3f} % ± {statistics.stdev(percents) / math.sqrt(len(percents)):.3f}"
+
+    rows = []
+    for recipe in options.runs:
+        if recipe == "bf16":
+            continue
+        pairs = [result for name, result in results.items() if name.partition(", seed ")[0] == recipe]
+        ends, unseen = ([pair[f"{loss}_percent"] for pair in pairs] for loss in ("end", "held_out"))
+        plain = [results[name] for name in results if name.partition(", seed ")[0] == "bf16"]
+        rows.append(
+            {
+                "what": f"{title}, {options.seeds} first weights, loss at the end over bf16's: {recipe}",
+                "ours": f"{shown(ends)}, held out {shown(unseen)}",
+                "torch": f"bf16: {statistics.mean(run['end'] for run in plain):.4f}",
+            }
+        )
+    return rows
 
 
 def figures_of(results: dict[str, dict[str, Any]], options: argparse.Namespace, steps: int) -> list[dict[str, str]]:
     """Rows as table.py prints them; bf16, which is torch's, is the other column."""
     title = f"{options.parameters / 1e6:.1f} M parameters, {steps} steps of {options.batch * options.length} bytes"
+    if options.seeds > 1:
+        return pairs_of(results, options, title)
     plain = results["bf16"]
     rows = []
     for loss, what in (("end", f"mean of the last {max(steps // 10, 1)}"), ("held_out", "of text held out")):
@@ -265,6 +308,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--seconds", type=float, default=math.inf, help="of training")
     parser.add_argument("--runs", nargs="*", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--seeds", type=int, default=1, help="first weights of each run")
     parser.add_argument("--limit", type=float, default=1.0, help="percent by which a recipe's loss may exceed bf16's")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -273,8 +317,9 @@ def main() -> None:
     begin = time.perf_counter()
     data = corpus().to(options.device)
     runs: dict[str, Run] = {}
-    for name in options.runs:
-        runs[name] = Run(WAYS[name], data, options)
+    ways = ways_of(options)
+    for name, way in ways.items():
+        runs[name] = Run(way, data, options)
         print(f"{name}: ready after {time.perf_counter() - begin:.1f} s", flush=True)
     options.parameters = sum(parameter.numel() for parameter in runs["bf16"].model.parameters())
 
@@ -288,6 +333,8 @@ def main() -> None:
             run = {"machine": machine, "figures": figures, "settings": settings, "results": results}
             options.output.write_text(json.dumps({"benchmark": "fp8_convergence", "runs": [run]}, indent=1))
         print(f"{steps} steps after {time.perf_counter() - begin:.1f} s")
+        if options.seeds > 1:
+            print("\n".join(f"  {row['what']}: {row['ours']}" for row in figures))
         for name, result in results.items():
             ends = f"loss {result['end']:.4f} ({result['end_percent']:+.2f} %)"
             unseen = f"held out {result['held_out']:.4f} ({result['held_out_percent']:+.2f} %)"
@@ -298,7 +345,7 @@ def main() -> None:
     for run in runs.values():
         run.look_at_numerics()
     results = keep(steps)
-    recipes = [result for name, result in results.items() if WAYS[name].recipe and not WAYS[name].head]
+    recipes = [result for name, result in results.items() if ways[name].recipe and not ways[name].head]
     worst = max((max(result["end_percent"], result["held_out_percent"]) for result in recipes), default=0.0)
     if worst > options.limit:
         raise SystemExit(f"fp8_convergence: a recipe ends {worst:.2f} % above bf16; at most {options.limit} % may be")
