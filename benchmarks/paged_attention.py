@@ -51,8 +51,10 @@ CASES = [
     Case("chunk of 512 in B4 S4096", (4096,) * 4, heads=32, queries=512),
 ]
 CPU_CASES = [
-    Case("decode B4 S2048, page 16", (2048,) * 4, heads=32, page_size=16),
+    Case("decode B4 S2048, page 16", (2048,) * 4, page_size=16),
+    Case("decode B4 S2048, page 64", (2048,) * 4),
     Case("decode B4 S2048, page 16, 32/32 heads", (2048,) * 4, heads=32, key_heads=32, page_size=16),
+    Case("decode B4 S2048, page 64, 32/32 heads", (2048,) * 4, heads=32, key_heads=32),
 ]
 
 

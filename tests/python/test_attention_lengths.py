@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch")
 from attention_cases import assert_close, leaf  # noqa: E402
 from kernel_pytorch.functional import attention  # noqa: E402
 
+import kernel_pytorch  # noqa: E402
+
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 OPTIONS = {
     "causal": dict(causal=True),
@@ -182,3 +184,20 @@ def test_on_a_gpu(queries, keys, name):
             strict=True,
         ):
             assert_close(one, other, dtype, f"{name}: gradient")
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_few_queries_on_the_cpu_read_keys_as_pages(layout, queries):
+    """Query heads of a group read a key once, where tiles of many queries read it for each head."""
+    found = kernel_pytorch.explain("attention_forward", [2, 32, queries, 900, 64], key_heads=4, causal=True)
+    assert found.kernel == "cpu_decode", str(found)
+    torch.manual_seed(0)
+    query, key, value = torch.randn(2, 8, queries, 64), *torch.randn(2, 2, 2, 900, 64).unbind()
+    given = [x if layout == "bhsd" else x.transpose(1, 2).contiguous() for x in (query, key, value)]
+    options = dict(causal=True, window=(500, 0), softcap=4.0, alibi_slopes=torch.rand(8) / 50, sinks=torch.randn(8))
+    ours, lse = attention(*given, layout=layout, return_lse=True, **options)
+    with kernel_pytorch.overlay({"attention_forward": "reference"}):
+        expected, logs = attention(*given, layout=layout, return_lse=True, **options)
+    torch.testing.assert_close(ours, expected, atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(lse, logs, atol=2e-6, rtol=2e-6)

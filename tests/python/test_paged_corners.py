@@ -193,3 +193,38 @@ def test_an_invariant_plan_gives_a_request_the_same_bits_alone() -> None:
         functional.plan_decode(lengths, heads=4, key_heads=2, out=torch.zeros(11, dtype=torch.int32))
     with pytest.raises(RuntimeError, match="what plan_decode returned"):
         functional.paged_attention(query, keys, values, tables, lengths, plan=torch.zeros(12, dtype=torch.int32))
+
+
+def test_keys_that_no_row_sees_may_be_no_numbers() -> None:
+    keys, values = caches(4, 16)
+    query, length = torch.randn(2, 4, 32), 60
+    options: dict[str, Any] = {"window": (6, 0)}  # keys from 52 on, of the page that begins with 48
+    expected = functional.paged_attention(query, keys, values, integers([0, 1, 2, 3]), integers(length), **options)
+    for cache in (keys, values):
+        cache.view(-1, 2, 32)[: length - 8] = torch.nan
+    found = functional.paged_attention(query, keys, values, integers([0, 1, 2, 3]), integers(length), **options)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("heads", "key_heads"), [(12, 12), (14, 2), (40, 5)])
+@pytest.mark.parametrize("size", [64, 72])
+def test_bits_depend_neither_on_threads_nor_on_layouts(heads: int, key_heads: int, size: int) -> None:
+    """A task of the CPU takes as many key heads as leave every thread some tasks, and one where heads come first."""
+    keys, values = caches(12, 16, key_heads, size)
+    slopes, sinks = torch.rand(heads), torch.randn(heads)
+    query, tables, lengths = torch.randn(4, heads, size), integers([0, 1, 2, -1, 5, 6], [7, 3] * 3), integers(90, 33)
+
+    def attend(layout: str) -> Tensor:
+        given = [c.transpose(1, 2).contiguous() if layout == "hnd" else c for c in (keys, values)]
+        options: dict[str, Any] = {"alibi_slopes": slopes, "sinks": sinks, "cache_layout": layout}
+        return functional.paged_attention(query, *given, tables, lengths, **options)
+
+    threads = torch.get_num_threads()
+    try:
+        found = []
+        for number in (1, 2, 7):
+            torch.set_num_threads(number)
+            found += [attend("nhd"), attend("hnd")]
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(other, found[0]) for other in found[1:])

@@ -189,8 +189,8 @@ registry::Cost backward_cost(const BackwardProblem& problem) {
 
 constinit const registry::Operation<ForwardProblem> kForward{
     .name = "attention_forward",
-    .kernels = registry::kernel_list<kForwardCudaDecode, kForwardSm90, kForwardCudaMma, kForwardCpuAmx, kForwardCpu,
-                                     kForwardReference>,
+    .kernels = registry::kernel_list<kForwardCudaDecode, kForwardSm90, kForwardCudaMma, kForwardCpuDecode,
+                                     kForwardCpuAmx, kForwardCpu, kForwardReference>,
     .describe = describe_forward,
     .visit_tensors = visit_forward,
     .filling = filling<ForwardProblem>,

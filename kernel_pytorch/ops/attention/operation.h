@@ -38,7 +38,7 @@ Sizes sizes_of(const Problem& problem) {
   return sizes_of(problem.query, problem.key, problem.value, problem.scoring);
 }
 
-extern const registry::Kernel<ForwardProblem> kForwardCpu, kForwardCpuAmx;
+extern const registry::Kernel<ForwardProblem> kForwardCpu, kForwardCpuAmx, kForwardCpuDecode;
 extern const registry::Kernel<ForwardProblem> kForwardSm90;
 extern const registry::Kernel<ForwardProblem> kForwardReference;
 extern const registry::Kernel<BackwardProblem> kBackwardCpu, kBackwardCpuAmx;
