@@ -118,9 +118,10 @@ def main() -> int:
                 ways, used = ways_of(case, dtype, device)
                 times = measure.compare(ways, 1, device, arguments.seconds)
                 ours = times["ours"].median_us
+                rate = f"{used / ours / 1e6:.2f} TB/s" if device.type == "cuda" else f"{used / ours / 1e3:.1f} GB/s"
                 line: dict[str, Any] = {
                     "what": case.what + ("" if device.type == "cuda" else f", {str(dtype).split('.')[-1]}"),
-                    "ours": f"{ours:.1f} µs, {used / ours / 1e6:.2f} TB/s",
+                    "ours": f"{ours:.1f} µs, {rate}",
                 }
                 for name in ("torch, dense", "torch, gathered"):
                     if name in times:
