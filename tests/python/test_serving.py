@@ -14,6 +14,7 @@ import torch
 from kernel_pytorch.compat._latent import Expansion
 from kernel_pytorch.serving.fused import Fused
 from kernel_pytorch.serving.models import Plain, serve
+from kernel_pytorch.serving.requests import Request
 
 from kernel_pytorch import functional, serving
 
@@ -65,6 +66,13 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "cohere": {},
     "deepseek_v2": {**_LATENT, "topk_method": "greedy"},
     "deepseek_v3": {**_LATENT, "q_lora_rank": None, "topk_group": 1, "n_group": 1},
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon of one key head": {"new_decoder_architecture": False, "multi_query": True},
+    "falcon of 4 and ALiBi": {"new_decoder_architecture": False, "multi_query": False, "alibi": True},
+    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 128},
+    "codegen": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 128},
+    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "num_heads": 4, "window_size": 8},
     "qwen3_moe": {**_HEADS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }
 _FUSED = ("llama", "mistral", "qwen2", "qwen3")
@@ -80,7 +88,7 @@ def one_thread() -> Iterator[None]:
 
 def model_of(kind: str, **more: Any) -> Any:
     torch.manual_seed(1)
-    config = transformers.AutoConfig.for_model(kind, **{**_SMALL, **_CONFIGS[kind], **more})
+    config = transformers.AutoConfig.for_model(kind.split(" ")[0], **{**_SMALL, **_CONFIGS[kind], **more})
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     for parameter in model.parameters():  # random logits that differ by more than rounding
         if parameter.dim() > 1:
@@ -261,6 +269,32 @@ def test_stop_conditions_and_streaming() -> None:
     assert read.prompt == [0, 1, 2] and len(read.tokens) == 2
 
 
+class _Bytes:
+    """A tokenizer whose tokens are bytes."""
+
+    def decode(self, tokens: list[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+
+@pytest.mark.parametrize("stop", ["€😀", "é", "cd"])
+def test_a_stop_string_ends_a_text_whose_tokens_are_bytes(stop: str) -> None:
+    text = "ab€😀écd, more"
+    request = Request(0, [1], serving.Sampling(stop_strings=(stop,)))
+    fed = [byte for byte in text.encode() if not request.reason and (request.take(byte, _Bytes()) or True)]
+    assert request.reason == "stop_string" and bytes(fed).decode() == text[: text.index(stop) + len(stop)]
+
+
+def test_layers_with_attention_of_their_own_are_left_as_they_were() -> None:
+    model = model_of("falcon")
+    assert [(shape.heads, shape.size) for shape in serve(model).layers] == [(2, 8)] * 2  # key heads, not query heads
+    attention = model.transformer.h[0].self_attention
+    assert "forward" not in attention.__dict__
+    attention.forward = before = attention.forward  # somebody's hook
+    prompts = prompts_of(5)
+    found = serving.generate(model, prompts, max_new_tokens=4)[0].tokens
+    assert found == theirs(model, prompts[0], 4) and attention.__dict__["forward"] is before
+
+
 def test_a_fork_is_copied_before_it_differs() -> None:
     cache = serving.PagedCache([serving.LayerShape(1, 2, 3)], 4, 4, dtype=torch.float32)
     request, shared = cache.begin([5, 6])
@@ -299,8 +333,8 @@ def test_a_shared_prefix_is_attended_once(counts: list[int]) -> None:
 @pytest.mark.parametrize(
     ("kind", "config", "reason"),
     [
-        ("falcon", {"new_decoder_architecture": False}, "does not use Hugging Face's attention interface"),
-        ("bloom", {"n_layer": 2, "n_head": 4}, "cannot be served over pages"),
+        ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2}, "does not use Hugging Face's attention interface"),
+        ("xglm", {"d_model": 32, "num_layers": 2, "attention_heads": 4}, "cannot be served over pages"),
         ("mamba", {}, "cannot be served over pages"),
     ],
 )
@@ -320,7 +354,12 @@ def test_bad_arguments_are_refused() -> None:
         (dict(prompts=[[1, 97]]), "has the token 97, the model's vocabulary 97 tokens"),
         (dict(prompts=[[1]], max_new_tokens=500), "more than the 128"),
         (dict(prompts=["a"]), "give a tokenizer"),
+        (dict(prompts="a"), "prompts is a text; give a list of texts"),
+        (dict(prompts=[1, 2]), "a prompt is 1; prompts are a list of lists"),
+        (dict(prompts=torch.tensor([1, 2])), r"a prompt is tensor\(1\)"),
+        (dict(prompts={"input_ids": [[1]]}), "prompts is a dict"),
         (dict(prompts=[[1]], stop_strings="a"), "stop strings need a tokenizer"),
+        (dict(prompts=[[1]], stop_strings=["a", ""]), "a stop string is empty"),
         (dict(prompts=[[1]], top_p=0.0), "top_p is 0.0"),
         (dict(prompts=[[1]], temperature=[1.0, 2.0]), "temperature has 2 values, there are 1 prompts"),
         (dict(prompts=[[1]], max_batch=0), "max_batch is 0"),

@@ -7,7 +7,7 @@ the pages and attends over them, so the model runs without a cache of its own an
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +45,7 @@ class Batch:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
         expansion: Expansion | None = None,
     ) -> Tensor:
         """[tokens, heads, size] of all three -> [tokens, heads, value_size]. A window counts the token itself.
@@ -81,6 +82,7 @@ class Batch:
             window=None if window is None else (window - 1, 0),
             softcap=softcap,
             sinks=sinks,
+            alibi_slopes=alibi_slopes,
             batch_invariant=self.batch_invariant,
             **scales,
         )
@@ -112,6 +114,7 @@ def attention_forward(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """query [1, heads, tokens, size], key and value alike -> [1, tokens, heads, size]."""
@@ -120,9 +123,12 @@ def attention_forward(
         raise RuntimeError(f'attn_implementation="{NAME}" computes inside kernel_pytorch.serving alone')
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
     options: dict[str, Any] = {"scale": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
+    if alibi_slopes is not None:
+        options["alibi_slopes"] = alibi_slopes
     if gives_rows(module):  # in the place of keys and values (latent_rows)
         options["expansion"] = Expansion.of(module)
-    output: Tensor = layers(getattr(module, "layer_idx", None), *rows, **options)
+    index = getattr(module, "layer_idx", getattr(module, "layer_id", None))
+    output: Tensor = layers(index, *rows, **options)
     return output[None], None
 
 
@@ -131,19 +137,26 @@ def no_mask(*_: Any, **__: Any) -> None:
 
 
 @contextlib.contextmanager
-def implementation(model: nn.Module, *, latent: bool = False) -> Iterator[None]:
-    """The model's layers call attention_forward while this holds; those that can give it latent rows if `latent`."""
+def implementation(model: nn.Module, own: Sequence[Any] = (), *, latent: bool = False) -> Iterator[None]:
+    """The model's layers call attention_forward while this holds; those that can give it latent rows if `latent`.
+    `own`: what own_layers found, for layers that do not ask which implementation to call."""
     from transformers import AttentionInterface, AttentionMaskInterface  # optional
 
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, no_mask)
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
     before = [(config, config._attn_implementation) for config in configs if hasattr(config, "_attn_implementation")]
+    methods_before = [{n: m for n, m in layer.module.__dict__.items() if n == layer.name} for layer in own]
     try:
         for config, _ in before:
             config._attn_implementation = NAME
+        for layer in own:
+            layer.module.__dict__[layer.name] = layer.function
         with latent_rows(model) if latent else contextlib.nullcontext():
             yield
     finally:
+        for layer, methods in zip(own, methods_before):
+            layer.module.__dict__.pop(layer.name, None)
+            layer.module.__dict__.update(methods)
         for config, name in before:
             config._attn_implementation = name

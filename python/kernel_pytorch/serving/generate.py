@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,8 +16,10 @@ def _tokens_of(prompt: Any, tokenizer: Any) -> list[int]:
         if tokenizer is None:
             raise ValueError("generate: a prompt is text; give a tokenizer, or lists of tokens")
         return list(tokenizer(prompt)["input_ids"])
-    if isinstance(prompt, Tensor):
+    if isinstance(prompt, Tensor) and prompt.dim() > 0:
         return [int(token) for token in prompt.reshape(-1).tolist()]
+    if not isinstance(prompt, Iterable) or (isinstance(prompt, Tensor) and prompt.dim() == 0):
+        raise ValueError(f"generate: a prompt is {prompt!r}; prompts are a list of lists of tokens, or of texts")
     return list(prompt)
 
 
@@ -72,6 +74,9 @@ def generate(
         engine: one that is kept between calls, with its cache and graphs; `model` and `options` are then its own.
         options: of `Engine`.
     """
+    if isinstance(prompts, (str, Mapping)):
+        what = "a text" if isinstance(prompts, str) else f"a {type(prompts).__name__}"
+        raise ValueError(f"generate: prompts is {what}; give a list of texts or of lists of tokens")
     if engine is None:
         engine = Engine(model, tokenizer=tokenizer, **options)
     elif options:

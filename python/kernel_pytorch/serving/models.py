@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..compat._latent import is_latent
 from .attention import Batch, computing, implementation
 from .fused import Fused, recognise
+from .own_attention import own_layers
 from .pages import LayerShape, PagedCache
 
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}  # of the logits' norm
@@ -42,16 +43,20 @@ class Plain:
         self.model, self.is_latent = model, latent
         parameters = inspect.signature(model.forward).parameters
         self.takes_rows = "logits_to_keep" in parameters
-        if "position_ids" not in parameters:
+        self.takes_positions = "position_ids" in parameters
+        self.own = own_layers(model)
+        if not self.takes_positions and (not self.own or any(layer.slopes is None for layer in self.own)):
             raise refusal(model, "its forward takes no position_ids")
         self.layers = [shape for shape, _ in attention_of(model, latent=latent)]
 
     def logits(self, tokens: Tensor, positions: Tensor, batch: Batch, rows: Tensor | None) -> Tensor:
         options: dict[str, Any] = {"logits_to_keep": rows} if self.takes_rows and rows is not None else {}
-        with implementation(self.model, latent=self.is_latent), computing(batch.attend):
-            output = self.model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **options)
+        if self.takes_positions:
+            options["position_ids"] = positions[None]
+        with implementation(self.model, self.own, latent=self.is_latent), computing(batch.attend):
+            output = self.model(input_ids=tokens[None], use_cache=False, **options)
         logits: Tensor = output.logits[0]
-        return logits if rows is None or options else logits[rows]
+        return logits if rows is None or self.takes_rows else logits[rows]
 
     def keep_angles(self, length: int) -> None:
         pass
@@ -82,8 +87,8 @@ def attention_of(model: Any, *, latent: bool = False) -> list[tuple[LayerShape, 
         raise refusal(model, "an indexer chooses the keys that its tokens see, which pages do not know of")
     first = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
     try:
-        with torch.no_grad(), implementation(model, latent=latent), computing(note):
-            model(input_ids=first, position_ids=first, use_cache=False)
+        with torch.no_grad(), implementation(model, own_layers(model), latent=latent), computing(note):
+            model(input_ids=first, use_cache=False)
     except (TypeError, AttributeError) as error:  # attention of its own, which wants a mask
         raise refusal(model, f"its attention does not use Hugging Face's attention interface ({error})") from error
     text = model.config.get_text_config()

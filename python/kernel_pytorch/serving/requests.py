@@ -42,6 +42,8 @@ class Sampling:
             raise ValueError(f"Sampling: top_p is {self.top_p}; it must be above 0 and at most 1")
         if not 0 <= self.min_p <= 1:
             raise ValueError(f"Sampling: min_p is {self.min_p}; it must be 0 to 1")
+        if not all(self.stop_strings):
+            raise ValueError("Sampling: a stop string is empty, which every text has in it; leave it out")
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,8 @@ class Request:
         return self.reason != ""
 
     def _has_stop(self, tokenizer: Any) -> bool:
-        # A stop string of n characters has at most n tokens that matter; one more may end in its middle.
-        longest = max(len(text) for text in self.sampling.stop_strings)
+        # A stop string of n bytes has at most n tokens that matter; one more may end in its middle.
+        longest = max(len(text.encode()) for text in self.sampling.stop_strings)
         text = tokenizer.decode(self.tokens[-(longest + 1) :])
         return any(stop in text for stop in self.sampling.stop_strings)
 
