@@ -50,6 +50,8 @@ class MetadataBuilder(AttentionMetadataBuilder):
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Metadata:
         common = common_attn_metadata
+        if isinstance(common.causal, Tensor):
+            raise NotImplementedError("kernel_pytorch: requests of one batch that are causal and not; keep them apart")
         return Metadata(
             num_actual_tokens=common.num_actual_tokens,
             max_query_len=common.max_query_len,
@@ -80,10 +82,11 @@ class Impl(AttentionImpl):
         if attn_type != AttentionType.DECODER:
             raise NotImplementedError(f"kernel_pytorch: attention of the type {attn_type}; it serves decoders")
         self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads, head_size
+        self.scale = float(scale)  # vLLM asks every implementation for these
         self.kv_cache_dtype, self.shares_cache = kv_cache_dtype, kv_sharing_target_layer_name is not None
         self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
         self.options: dict[str, Any] = {
-            "scale": float(scale),
+            "scale": self.scale,
             "window": None if sliding_window is None else (sliding_window - 1, 0),  # vLLM counts the token itself
             "softcap": logits_soft_cap or None,
             "sinks": None if sinks is None else sinks.float(),

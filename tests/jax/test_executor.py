@@ -138,7 +138,7 @@ def test_numbers_of_ejkernel_pick_configs_of_ours() -> None:
     assert not answers({"q_blocksize": 64}, wgmma) and not answers({"num_key_splits": 2}, mma)
     query = jnp.ones((1, 8, 2, 8))
     if jax.default_backend() == "cpu":
-        with pytest.raises(ValueError, match="q_blocksize=64; there are: .*cpu_tiles"):
+        with pytest.raises(ValueError, match=r"q_blocksize=64; there are: .*cpu_tiles"):
             ej.flash_attention(query, query, query, cfg=ej.FlashAttentionConfig(fwd_params={"q_blocksize": 64}))
     with pytest.raises(TypeError, match="MeanPoolingConfig"):
         ej.flash_attention(query, query, query, cfg=ej.MeanPoolingConfig())

@@ -101,6 +101,26 @@ def test_indices_see_what_tables_see():
         functional.mla_decode(query, torch.zeros(2, 16, 100, dtype=torch.uint8), tables, lengths)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lists_of_slots_in_pages_with_gaps_and_in_caches_apart(dtype):
+    query, cache, _, _ = latent_batch(dtype)
+    slots = torch.stack([torch.randperm(12 * 16)[:70] for _ in range(3)]).int()
+    slots[1, 3:9] = -1
+    expected, logs = functional.mla_decode(query, cache, indices=slots, return_lse=True)
+    wide = torch.full((12, 20, 600), torch.nan, dtype=dtype)
+    wide[:, :16, :576] = cache
+    for given in (wide[:, :16, :576], (cache[..., :512].contiguous(), cache[..., 512:].contiguous())):
+        found, lse = functional.mla_decode(query, given, indices=slots, return_lse=True)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(lse, logs)
+    rows = cache.reshape(-1, 576)[slots.clamp_min(0).long()].double()
+    scores = (query.double() @ rows.transpose(1, 2) * 576**-0.5).masked_fill((slots < 0)[:, None], -torch.inf)
+    torch.testing.assert_close(found.double(), scores.softmax(-1) @ rows[..., :512], atol=2e-2, rtol=1e-2)
+    with pytest.raises(RuntimeError, match=r"indices\[2, 5\] is 192, the cache has 192 slots"):
+        slots[2, 5] = 192
+        functional.mla_decode(query, cache, indices=slots)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -120,6 +120,7 @@ def test_a_batch_as_vllm_sends_it(backend: Any, cache_dtype: str) -> None:
     layer = SimpleNamespace(_k_scale=torch.tensor(0.05), _v_scale=torch.tensor(0.05))
     builder = backend.get_builder_cls()(None, ["layer"], None, torch.device("cpu"))
     impl = backend.get_impl_cls()(heads, size, 0.25, key_heads, None, 5, cache_dtype, logits_soft_cap=30.0)
+    assert (impl.num_heads, impl.head_size, impl.scale) == (heads, size, 0.25)  # what vLLM asks of every one
     torch.manual_seed(0)
     keys, values = torch.randn(2, 8, key_heads, size), torch.randn(2, 8, key_heads, size)
     query = torch.randn(2, 8, heads, size)
@@ -156,6 +157,10 @@ def test_what_it_does_not_serve_is_refused(backend: Any) -> None:
     with pytest.raises(NotImplementedError, match="it serves decoders"):
         backend.get_impl_cls()(4, 16, 0.25, 2, attn_type=_Type.ENCODER_ONLY)
     impl = backend.get_impl_cls()(4, 16, 0.25, 2)
+    mixed = _common([5, 3], [5, 3], 4)
+    mixed.causal = torch.tensor([True, False])
+    with pytest.raises(NotImplementedError, match="causal and not"):
+        backend.get_builder_cls()(None, ["layer"], None, torch.device("cpu")).build(0, mixed)
     with pytest.raises(NotImplementedError, match="FP8"):
         impl.forward(None, *[torch.zeros(1)] * 4, None, torch.zeros(1), output_scale=torch.ones(1))
     assert (impl.forward(None, *[torch.zeros(1)] * 4, None, torch.ones(2)) == 0).all()

@@ -1,6 +1,6 @@
 // Attention over latent rows on the CPU. Where latent and rope rows lie next to each other, it is paged attention with
-// one key head whose values are the first columns of its keys. Otherwise (codes, indices, caches apart) the rows of a
-// request are gathered first. The reference goes key by key, in double.
+// one key head whose values are the first columns of its keys; indices are tables of pages of one key. Otherwise
+// (codes, caches apart) the rows of a request are gathered first, as fp32. The reference goes key by key, in double.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -10,6 +10,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/paged_attention/cpu/tile.h"
 #include "kernel_pytorch/ops/paged_attention/latent/operation.h"
 #include "kernel_pytorch/ops/support/cpu_support.h"
 
@@ -132,6 +133,26 @@ bool is_one_cache(const Latent& problem) {
          latent.strides[1] == rope.strides[1];
 }
 
+// The row in a slot as fp32, codes times their scales; behind it up to kRowAlignment numbers are written.
+void load_row(const Latent& problem, const TileKernels& kernels, int64_t slot, float* to) {
+  const int64_t page = slot / problem.latent_cache.sizes[1], row = slot % problem.latent_cache.sizes[1];
+  const auto copy = [&](const TensorView& cache, float* target) {
+    const void* from =
+        cache.as<const char>() + (page * cache.strides[0] + row * cache.strides[1]) * size_of(cache.dtype);
+    const int64_t columns = cache.sizes[2];
+    const int64_t pitch = (columns + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
+    const int type = cache.dtype == DType::kFloat8E4M3 ? 3 : cpu_type_index(cache.dtype);
+    kernels.copy[type]({&from, 1, columns, pitch, target});
+  };
+  const int64_t value_size = problem.latent_cache.sizes[2];
+  copy(problem.latent_cache, to);
+  copy(problem.rope_cache, to + value_size);  // over what is behind the latent row
+  if (!problem.latent_scale.is_present()) return;
+  const TensorView& scale = problem.latent_scale;
+  const float* scales = scale.as<const float>() + page * scale.strides[0] + row * scale.strides[1];
+  for (int64_t i = 0; i < value_size; ++i) to[i] *= scales[i / kLatentScaleColumns * scale.strides[2]];
+}
+
 // Rows of a request's keys as pages of one key each, so that positions and missing keys stay what they are; in fp32,
 // since a code times its scale is no number of the query's type.
 void attend_gathered(const Latent& problem, const Seen& seen, Context& context) {
@@ -139,18 +160,21 @@ void attend_gathered(const Latent& problem, const Seen& seen, Context& context) 
   const int64_t value_size = problem.latent_cache.sizes[2], count = seen.tokens * heads;
   const auto keys = static_cast<int64_t>(seen.slots.size());
   const Device device = problem.query.device;
-  std::vector<float> rows(static_cast<size_t>(std::max<int64_t>(keys, 1) * size));
+  const int64_t row_floats = size + kRowAlignment;
+  std::vector<float> rows(static_cast<size_t>(std::max<int64_t>(keys, 1) * row_floats));
   std::vector<float> query(static_cast<size_t>(count * size)), output(static_cast<size_t>(count * value_size));
   std::vector<float> lse(static_cast<size_t>(count));
   std::vector<int32_t> table(static_cast<size_t>(keys));
   const auto place_in = [&](const TensorView& view, int64_t index) {
     return (seen.first_token + index / heads) * view.strides[0] + index % heads * view.strides[1];
   };
-  parallel_for(context.threads, keys, [&](int64_t key) {
-    const int64_t slot = seen.slots[static_cast<size_t>(key)];
-    table[static_cast<size_t>(key)] = slot < 0 ? -1 : static_cast<int32_t>(key);
-    for (int64_t i = 0; slot >= 0 && i < size; ++i) {
-      rows[static_cast<size_t>(key * size + i)] = static_cast<float>(number_at(problem, slot, i));
+  constexpr int64_t kKeysOfTask = 128;
+  const TileKernels& kernels = KP_AT_CPU_LEVEL(context.info->cpu.isa, kTileKernels);
+  parallel_for(context.threads, (keys + kKeysOfTask - 1) / kKeysOfTask, [&](int64_t task) {
+    for (int64_t key = task * kKeysOfTask; key < std::min(keys, (task + 1) * kKeysOfTask); ++key) {
+      const int64_t slot = seen.slots[static_cast<size_t>(key)];
+      table[static_cast<size_t>(key)] = slot < 0 ? -1 : static_cast<int32_t>(key);
+      if (slot >= 0) load_row(problem, kernels, slot, rows.data() + key * row_floats);
     }
   });
   for (int64_t index = 0; index < count; ++index) {
@@ -173,6 +197,7 @@ void attend_gathered(const Latent& problem, const Seen& seen, Context& context) 
                 .batch_invariant = problem.batch_invariant,
                 .output = view(output.data(), DType::kFloat32, {seen.tokens, heads, value_size}),
                 .lse = view(lse.data(), DType::kFloat32, {heads, seen.tokens})};
+  attend.key_cache.strides[0] = row_floats;
   attend.value_cache = attend.key_cache;
   attend.value_cache.sizes[3] = value_size;
   paged_attention::attend(attend, context);
@@ -190,20 +215,27 @@ void attend_gathered(const Latent& problem, const Seen& seen, Context& context) 
 
 void run_cpu(const Latent& problem, int, Context& context) {
   if (problem.query.sizes[0] * problem.query.sizes[1] == 0) return;
-  if (!problem.indices.is_present() && is_one_cache(problem)) {
+  const bool has_indices = problem.indices.is_present();
+  const std::vector<Seen> all = has_indices || !is_one_cache(problem) ? seen_of(problem) : std::vector<Seen>();
+  if (is_one_cache(problem) && (!has_indices || has_even_pages(problem))) {
     Attend attend = attend_of(problem);
     attend.value_cache = attend.key_cache;
     attend.key_cache.sizes[3] = problem.query.sizes[2];
+    std::vector<int32_t> lengths;
+    if (has_indices) {
+      lengths.assign(static_cast<size_t>(problem.query.sizes[0]), static_cast<int32_t>(problem.indices.sizes[1]));
+      attend.seq_lens = contiguous_view(lengths.data(), DType::kInt32, {problem.query.sizes[0]}, problem.query.device);
+    }
     paged_attention::attend(attend, context);
     return;
   }
-  for (const Seen& seen : seen_of(problem)) {
+  for (const Seen& seen : all) {
     if (seen.tokens > 0) attend_gathered(problem, seen, context);
   }
 }
 
 uint64_t code_version() {
-  return hash_text("mla_decode cpu 1");
+  return hash_text("mla_decode cpu 2");
 }
 
 }  // namespace
