@@ -18,8 +18,10 @@ from .fused import fp8_gated_mlp, fp8_norm_linear
 from .int8_linear import Int8Linear
 from .linear import FP8LinearLayer
 from .models.checkpoints import load_quantized, save_quantized
-from .models.conversion import QuantizedEmbedding, QuantizedMatrices, convert_model
+from .models.conversion import QuantizedEmbedding, convert_model
+from .models.experts import QuantizedExperts, QuantizedMatrices
 from .models.hugging_face import register_huggingface
+from .models.opened import OpenMultiheadAttention, open_layers
 from .quantized_linear import QuantizedLinear
 from .report import LayerNumerics, TensorNumerics, fp8_numerics_report
 from .rounding import clipped_quantize, gptq_quantize
@@ -47,12 +49,14 @@ __all__ = [
     "LayerAllocation",
     "LayerNumerics",
     "LayerSensitivity",
+    "OpenMultiheadAttention",
     "PrecisionAllocation",
     "PrecisionConfig",
     "PrecisionFormat",
     "PrecisionStats",
     "QuantizationMode",
     "QuantizedEmbedding",
+    "QuantizedExperts",
     "QuantizedLinear",
     "QuantizedMatrices",
     "RoundedLinear",
@@ -77,6 +81,7 @@ __all__ = [
     "gptq_quantize",
     "load_fp8_state_dict",
     "load_quantized",
+    "open_layers",
     "plan_fp8",
     "quantize_to_fp8",
     "register_huggingface",

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._modules import replace_modules
 from .._ops.matmul import matmul
 from .._ops.sparse_matmul import Sparse24Tensor, sparse_compress, sparse_matmul
+from .models.opened import open_layers, replace_layers
 from .sensitivity import quantizable_layers
 
 
@@ -214,6 +214,7 @@ class StructuredSparsity24:
         """
         if not inplace:
             model = copy.deepcopy(model)
+        model = open_layers(model, skip)
         made: dict[nn.Module, nn.Module] = {}
         for layer in quantizable_layers(model, skip).values():
             if layer.in_features % 4 or (self.transposable and layer.out_features % 4) or layer in made:
@@ -226,4 +227,4 @@ class StructuredSparsity24:
             else:
                 with torch.no_grad():
                     layer.weight.mul_(self.create_24_pattern(layer.weight)[1])
-        return replace_modules(model, made)
+        return replace_layers(model, made)
