@@ -1,4 +1,5 @@
-"""Products with weights of 4 and 8 bits against torch's linear layer in bf16, and torch's own products with such weights.
+"""Products with weights of 4 and 8 bits against torch's linear layer in bf16, and torch's own products with such
+weights, in its packing.
 
     python benchmarks/quantized_matmul.py [--rows N,...] [--size OUTxIN] [--device cpu] [--seconds S] [--output FILE]
 

@@ -27,7 +27,13 @@ from .report import LayerNumerics, TensorNumerics, fp8_numerics_report
 from .rounding import clipped_quantize, gptq_quantize
 from .scales import fp8_layers, fp8_state_dict, load_fp8_state_dict, take_overflows, update_fp8_scales
 from .sensitivity import LayerSensitivity
-from .sparsity import Sparse24Linear, SparseTrainingLinear, StructuredSparsity24, transposable_mask
+from .sparsity import (
+    Sparse24Linear,
+    SparseTrainingLinear,
+    StructuredSparsity24,
+    permuted_columns,
+    transposable_mask,
+)
 from .tensors import dequantize_from_fp8, quantize_to_fp8
 from .ultra import (
     PrecisionStats,
@@ -82,6 +88,7 @@ __all__ = [
     "load_fp8_state_dict",
     "load_quantized",
     "open_layers",
+    "permuted_columns",
     "plan_fp8",
     "quantize_to_fp8",
     "register_huggingface",
