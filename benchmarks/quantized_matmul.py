@@ -1,4 +1,5 @@
-"""Products with weights of 4 and 8 bits against torch's linear layer in bf16, and torch's own 4-bit product on a GPU.
+"""Products with weights of 4 and 8 bits against torch's linear layer in bf16, and torch's own products with such
+weights, in its packing.
 
     python benchmarks/quantized_matmul.py [--rows N,...] [--size OUTxIN] [--device cpu] [--seconds S] [--output FILE]
 
@@ -25,17 +26,23 @@ from kernel_pytorch import functional
 FORMATS = {"nvfp4": {}, "mxfp4": {}, "int4": {"group": 128}, "int8": {"group": 128}}
 
 
-def int4pack(weights: list[torch.Tensor]) -> Callable[[torch.Tensor, int], torch.Tensor] | None:
-    """torch's own product with 4-bit weights; its content does not matter for its time."""
-    if weights[0].device.type != "cuda":
-        return None
+def packed_by_torch(weights: list[torch.Tensor]) -> dict[str, Callable[[torch.Tensor, int], torch.Tensor]]:
+    """torch's own products with such weights; their content does not matter for their time."""
     out, inner = weights[0].shape
-    packed = [
-        torch._convert_weight_to_int4pack(torch.randint(0, 256, (out, inner // 2), device="cuda", dtype=torch.uint8), 8)
-        for _ in weights
-    ]
-    scales = torch.rand(inner // 128, out, 2, device="cuda", dtype=torch.bfloat16)
-    return lambda x, i: torch._weight_int4pack_mm(x, packed[i], 128, scales)
+    device = weights[0].device
+    scales = torch.rand(inner // 128, out, 2, device=device, dtype=torch.bfloat16)
+    if device.type == "cuda":
+        codes = torch.randint(0, 256, (out, inner // 2), device=device, dtype=torch.uint8)
+        packed = [torch._convert_weight_to_int4pack(codes, 8) for _ in weights]
+        return {"torch int4pack": lambda x, i: torch._weight_int4pack_mm(x, packed[i], 128, scales)}
+    codes = torch.randint(0, 16, (out, inner), dtype=torch.int32)
+    packed = [torch._convert_weight_to_int4pack_for_cpu(codes, 1) for _ in weights]
+    eights = [torch.randint(-128, 128, (out, inner), dtype=torch.int8) for _ in weights]
+    of_rows = torch.rand(out, dtype=torch.bfloat16)
+    return {
+        "torch int4pack": lambda x, i: torch._weight_int4pack_mm_for_cpu(x, packed[i], 128, scales),
+        "torch int8": lambda x, i: torch._weight_int8pack_mm(x, eights[i], of_rows),
+    }
 
 
 def products(rows: int, size: tuple[int, int], device: torch.device, seconds: float) -> dict[str, Any]:
@@ -51,9 +58,8 @@ def products(rows: int, size: tuple[int, int], device: torch.device, seconds: fl
         error = (functional.quantized_matmul(x, made[0]).double() - expected).abs().max().item()
         assert error < 0.1, f"{name}, {rows} rows: off by {error}"
         ways[name] = lambda i, made=made: functional.quantized_matmul(x, made[i])
-    pack = int4pack(weights)
-    if pack is not None:
-        ways["torch int4pack"] = lambda i: pack(x, i)
+    for name, way in packed_by_torch(weights).items():
+        ways[name] = lambda i, way=way: way(x, i)
     with torch.no_grad():
         times = measure.compare(ways, count, device, seconds)
     theirs = times["torch bf16"].median_us

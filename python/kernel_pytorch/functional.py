@@ -50,7 +50,13 @@ from ._ops.native_sparse_attention import native_sparse_attention
 from ._ops.norm_rope import norm_rope
 from ._ops.paged_attention import append_kv, mla_decode, paged_attention, plan_decode
 from ._ops.quantized_grouped_matmul import quantized_grouped_matmul
-from ._ops.quantized_matmul import QuantizedWeight, dequantize_weight, quantize_weight, quantized_matmul
+from ._ops.quantized_matmul import (
+    QuantizedTensor,
+    QuantizedWeight,
+    dequantize_weight,
+    quantize_weight,
+    quantized_matmul,
+)
 from ._ops.rms_norm import add_rms_norm, rms_norm
 from ._ops.rope import rope, rope_, rope_frequencies, rope_from_frequencies, rope_tables
 from ._ops.sample import sample
@@ -60,6 +66,7 @@ from ._ops.ssd import ssd
 
 __all__ = [
     "BlockLists",
+    "QuantizedTensor",
     "QuantizedWeight",
     "Routing",
     "Sparse24Tensor",

@@ -246,8 +246,10 @@ def test_bad_arguments_are_named() -> None:
     weight = torch.randn(4, 64)
     with pytest.raises(ValueError, match='format is "fp3"'):
         F.quantize_weight(weight, "fp3")
+    with pytest.raises(ValueError, match=r"weight has no dimension"):
+        F.quantize_weight(weight[0, 0])
     with pytest.raises(ValueError, match=r"must be \[rows, columns\]"):
-        F.quantize_weight(weight[0])
+        F.quantized_matmul(weight, F.quantize_weight(weight[0]))
     with pytest.raises(RuntimeError, match="group is 48"):
         F.quantize_weight(weight, "int4", group=48)
     with pytest.raises(RuntimeError, match="zeros are given with format mxfp4"):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as T
 
 from kernel_pytorch import functional as F
+from kernel_pytorch import precision
 
 
 def largest_two(weight: Tensor) -> Tensor:
@@ -163,3 +164,50 @@ def test_seed_names() -> None:
     assert isinstance(layer, Sparse24Linear)
     trained = sparsity.apply_to_model(nn.Linear(16, 8), trains=True)
     assert isinstance(trained, SparseTrainingLinear)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (24, 8), (40, 36), (3, 128), (0, 16), (5, 0)])
+def test_a_permuted_weight_keeps_more(shape) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(shape) * torch.rand(1, shape[1]).exp()
+    order = precision.permuted_columns(weight)
+    assert torch.equal(order.sort().values, torch.arange(shape[1]))
+    permuted = F.sparse_compress(weight[:, order]).values.abs().sum()
+    plain = F.sparse_compress(weight).values.abs().sum()
+    assert permuted >= plain * (1 - 1e-6)
+    if min(shape) >= 24:
+        assert permuted > plain * 1.01
+
+
+def test_large_columns_next_to_each_other_are_all_kept() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(16, 64)
+    weight[:, :32] *= 1000  # all of the first groups, none of the others
+    pattern = precision.StructuredSparsity24(permuted=True).create_24_pattern(weight)[1]
+    assert float(pattern[:, :32].float().mean()) > 0.95
+
+
+def test_layers_with_permuted_columns(tmp_path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(36, 40), torch.nn.GELU(), torch.nn.Linear(40, 12))
+    sparse = precision.StructuredSparsity24(permuted=True)
+    pruned, x = sparse.apply_to_model(model), torch.randn(2, 5, 36, requires_grad=True)
+    for before, after in ((model[0], pruned[0]), (model[2], pruned[2])):
+        assert after.order is not None
+        torch.testing.assert_close(after.to_dense(), sparse.create_24_pattern(before.weight.detach())[0])
+    masked = copy.deepcopy(model)
+    for i in (0, 2):
+        masked[i].weight.data = pruned[i].to_dense()
+    torch.testing.assert_close(pruned(x), masked(x), atol=1e-5, rtol=1e-5)
+    grads = [torch.autograd.grad(one(x).square().sum(), x)[0] for one in (pruned, masked)]
+    torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-4)
+    empty = precision.Sparse24Linear(36, 40, permuted=True, dtype=torch.float32)
+    empty.load_state_dict(pruned[0].state_dict())
+    assert torch.equal(empty(x), pruned[0](x))
+    for wrong in ({"transposable": True}, {"hardware_optimized": False}):
+        with pytest.raises(ValueError, match="permuted with"):
+            precision.StructuredSparsity24(permuted=True, **wrong)
+    with pytest.raises(ValueError, match="after training"):
+        sparse.apply_to_model(model, trains=True)
+    with pytest.raises(ValueError, match="permuted_columns"):
+        sparse.compress_24_tensor(model[0].weight)

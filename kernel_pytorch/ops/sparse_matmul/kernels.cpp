@@ -37,7 +37,7 @@ Product make_product(const registry::ProblemRequest& request) {
 // Shapes that the product is tested and measured on: [m, n, k].
 constexpr const char* kShapes = R"(
     bf16 fp16: 64x128x64; 256x128x128 bias=1 activation=silu; 300x264x192; 17x136x272; 513x136x320 activation=gelu
-    1x96x256 bias=1; 129x264x544 bias=1 activation=relu; 8x8x16; 5x7x36
+    1x96x256 bias=1; 129x264x544 bias=1 activation=relu; 8x8x16; 5x7x36; 2x9x4 bias=1; 1x41x1028
     fp32: 33x65x132 bias=1 activation=silu; 1x96x200; 70x24x64; 0x8x32; 4x8x0 bias=1
 )";
 

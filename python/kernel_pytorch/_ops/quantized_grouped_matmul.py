@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .grouped_matmul import activation_of, apply_activation, ends_of, group_sums
-from .quantized_matmul import QuantizedWeight, columns_of, is_integer, parts_of, values_of
+from .quantized_matmul import QuantizedWeight, check_matrix, columns_of, is_integer, parts_of, values_of
 from .support.autograd import wants_gradient
 from .support.casting import autocast
 from .support.declare import differentiable
@@ -45,6 +45,7 @@ def quantized_grouped_matmul(
     Returns:
         [rows, n], with a gate [rows, n / 2], of x's type; zeros for rows behind the last group.
     """
+    check_matrix("quantized_grouped_matmul", weight)
     (x,) = autocast(x)
     if x.dim() != 2 or x.shape[1] != weight.shape[1]:
         raise ValueError(

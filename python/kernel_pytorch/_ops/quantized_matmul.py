@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,12 +28,14 @@ _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", 
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A matrix [rows, columns] in few bits, as `quantize_weight` makes it and checkpoints have it.
+    """A tensor [..., columns] in few bits, as `quantize_weight` makes it and checkpoints have it. Products take a
+    matrix [rows, columns]. `functional` has it as QuantizedTensor, too. QuantizedLinear saves its tensors;
+    `state_dict` and `from_state_dict` are for one that is in no module.
 
     Attributes:
-        codes: uint8 [rows, ceil(columns * bits / 8)]: the codes of a row behind each other, lowest bits first; of two
-            4-bit codes the even column's is in the low half.
-        scales: [rows, ceil(columns / group)]: float8_e4m3fn (nvfp4), uint8 with E8M0's bits (mxfp4, mxfp8), else the
+        codes: uint8 [..., ceil(columns * bits / 8)], also by the name data: the codes of a row behind each other,
+            lowest bits first; of two 4-bit codes the even column's is in the low half.
+        scales: [..., ceil(columns / group)]: float8_e4m3fn (nvfp4), uint8 with E8M0's bits (mxfp4, mxfp8), else the
             type of what was quantised.
         zeros: uint8, of scales' shape, for asymmetric integers; None: half of the number of codes, 8 for int4.
         tensor_scale: fp32, one element, a factor of all values (nvfp4); None: 1.
@@ -51,8 +54,16 @@ class QuantizedWeight:
 
     @property
     def shape(self) -> torch.Size:
-        held = columns_of(self.format, self.codes.shape[1])
-        return torch.Size((self.codes.shape[0], held if self.columns is None else self.columns))
+        held = columns_of(self.format, self.codes.shape[-1])
+        return torch.Size((*self.codes.shape[:-1], held if self.columns is None else self.columns))
+
+    @property
+    def data(self) -> Tensor:
+        return self.codes
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
 
     @property
     def nbytes(self) -> int:
@@ -63,10 +74,42 @@ class QuantizedWeight:
         return dequantize_weight(self, dtype)
 
     def to(self, device: torch.device | str) -> QuantizedWeight:
-        moved = [None if one is None else one.to(device) for one in (self.zeros, self.tensor_scale)]
-        return replace(
-            self, codes=self.codes.to(device), scales=self.scales.to(device), zeros=moved[0], tensor_scale=moved[1]
-        )
+        if isinstance(device, torch.dtype):
+            raise TypeError(f"QuantizedWeight: .to moves it to a device; .dequantize({device}) gives its values")
+        return self._each(lambda tensor: tensor.to(device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its tensors and what they mean, as torch.save(weights_only) and torch.load take them."""
+        return {name: value for name, value in self._fields().items() if value is not None}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> QuantizedWeight:
+        return cls(**{name: state.get(name) for name in cls.__dataclass_fields__})  # type: ignore[arg-type]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # torch does not read float8 tensors from plain pickles: scales go as bytes.
+        kept = self._fields()
+        if self.format == "nvfp4":
+            kept["scales"] = self.scales.view(torch.uint8)
+        return _unpickled, (kept,)
+
+    def _fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> QuantizedWeight:
+        names = ("codes", "scales", "zeros", "tensor_scale")
+        parts = {name: getattr(self, name) for name in names}
+        changed: dict[str, Any] = {name: None if one is None else change(one) for name, one in parts.items()}
+        return replace(self, **changed)
+
+
+QuantizedTensor = QuantizedWeight
+
+
+def _unpickled(kept: dict[str, Any]) -> QuantizedWeight:
+    if kept["format"] == "nvfp4":
+        kept["scales"] = kept["scales"].view(torch.float8_e4m3fn)
+    return QuantizedWeight(**kept)
 
 
 def quantize_weight(
@@ -78,7 +121,7 @@ def quantize_weight(
     tensor_scale: Tensor | None = None,
     seed: Tensor | None = None,
 ) -> QuantizedWeight:
-    """A weight [rows, columns] in few bits, in one visit; no gradient.
+    """A weight [rows, columns], or a tensor [..., columns], in few bits, in one visit; no gradient.
 
     Args:
         weight: fp32, bf16 or fp16, of any sizes.
@@ -92,10 +135,13 @@ def quantize_weight(
         seed: int64[2], for stochastic rounding; None rounds to nearest even.
     """
     groups, _ = _format(format)
-    if weight.dim() != 2:
-        raise ValueError(f"quantize_weight: weight has shape {list(weight.shape)}; it must be [rows, columns]")
+    if weight.dim() == 0:
+        raise ValueError("quantize_weight: weight has no dimension; it must be [..., columns]")
     group = groups[0] if group is None else group
+    leading = weight.shape[:-1]
     weight = weight.detach()
+    if weight.dim() != 2:
+        weight = weight.reshape(leading.numel(), weight.shape[-1])
     if format == "nvfp4" and tensor_scale is None:
         tensor_scale = _tensor_scale(weight)
     codes, scales, zeros = _quantize(
@@ -105,6 +151,9 @@ def quantize_weight(
     bytes_of_zeros = zeros.view(torch.uint8) if asymmetric else None
     scales = scales.view(torch.uint8) if scales.dtype is torch.int8 else scales
     codes = codes.view(torch.uint8)
+    if len(leading) != 1:
+        codes, scales = codes.view(*leading, codes.shape[1]), scales.view(*leading, scales.shape[1])
+        bytes_of_zeros = None if bytes_of_zeros is None else bytes_of_zeros.view(scales.shape)
     return QuantizedWeight(codes, scales, bytes_of_zeros, tensor_scale, format, group, weight.shape[1])
 
 
@@ -112,8 +161,11 @@ def dequantize_weight(weight: QuantizedWeight, dtype: torch.dtype = torch.bfloat
     """The values of a quantised weight as fp32, bf16, fp16 or float8_e4m3fn (saturated)."""
     if dtype not in _NAMES:
         raise ValueError(f"dequantize_weight: dtype is {dtype}; it must be fp32, bf16, fp16 or float8_e4m3fn")
-    parts = parts_of(weight)
-    return _dequantize(*parts, weight.format, weight.group, weight.shape[1], _NAMES[dtype])  # type: ignore[no-any-return]
+    shape = weight.shape
+    if len(shape) != 2:
+        weight = weight._each(lambda one: one if one is weight.tensor_scale else one.reshape(-1, one.shape[-1]))
+    values: Tensor = _dequantize(*parts_of(weight), weight.format, weight.group, shape[-1], _NAMES[dtype])
+    return values if len(shape) == 2 else values.view(shape)
 
 
 def quantized_matmul(
@@ -140,6 +192,7 @@ def quantized_matmul(
     Returns:
         [..., rows of the weight] of x's type.
     """
+    check_matrix("quantized_matmul", weight)
     x, bias = packed_operands("quantized_matmul", x, weight.shape, bias)
     if activations is not None:
         from .fp8_activations import fp8_product  # it needs float8.py, which needs this file
@@ -163,6 +216,13 @@ def quantized_matmul(
     if missing:  # the gradient knows a row's bytes alone
         x = torch.nn.functional.pad(x, (0, missing))
     return _product(x, codes, scales, zeros, tensor_scale, bias, weight.format, weight.group, kind)  # type: ignore[no-any-return]
+
+
+def check_matrix(name: str, weight: Any) -> None:
+    if not isinstance(weight, QuantizedWeight):
+        raise TypeError(f"{name}: weight is {type(weight).__name__}; give what quantize_weight makes of one")
+    if weight.codes.dim() != 2:
+        raise ValueError(f"{name}: the weight has shape {list(weight.shape)}; it must be [rows, columns]")
 
 
 def is_integer(format: str) -> bool:

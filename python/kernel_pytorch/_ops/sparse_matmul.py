@@ -89,6 +89,8 @@ def sparse_matmul(
     Returns:
         [..., rows of the weight] of x's type.
     """
+    if not isinstance(weight, Sparse24Tensor):
+        raise TypeError(f"sparse_matmul: weight is {type(weight).__name__}; give what sparse_compress makes of one")
     x, bias = packed_operands("sparse_matmul", x, weight.shape, bias)
     if activation is not None and wants_gradient(x, bias):  # the activation's own gradient needs its input
         return _activate(sparse_matmul(x, weight, bias=bias), activation)

@@ -18,14 +18,22 @@ from .fused import fp8_gated_mlp, fp8_norm_linear
 from .int8_linear import Int8Linear
 from .linear import FP8LinearLayer
 from .models.checkpoints import load_quantized, save_quantized
-from .models.conversion import QuantizedEmbedding, QuantizedMatrices, convert_model
+from .models.conversion import QuantizedEmbedding, convert_model
+from .models.experts import QuantizedExperts, QuantizedMatrices
 from .models.hugging_face import register_huggingface
+from .models.opened import OpenMultiheadAttention, open_layers
 from .quantized_linear import QuantizedLinear
 from .report import LayerNumerics, TensorNumerics, fp8_numerics_report
 from .rounding import clipped_quantize, gptq_quantize
 from .scales import fp8_layers, fp8_state_dict, load_fp8_state_dict, take_overflows, update_fp8_scales
 from .sensitivity import LayerSensitivity
-from .sparsity import Sparse24Linear, SparseTrainingLinear, StructuredSparsity24, transposable_mask
+from .sparsity import (
+    Sparse24Linear,
+    SparseTrainingLinear,
+    StructuredSparsity24,
+    permuted_columns,
+    transposable_mask,
+)
 from .tensors import dequantize_from_fp8, quantize_to_fp8
 from .ultra import (
     PrecisionStats,
@@ -47,12 +55,14 @@ __all__ = [
     "LayerAllocation",
     "LayerNumerics",
     "LayerSensitivity",
+    "OpenMultiheadAttention",
     "PrecisionAllocation",
     "PrecisionConfig",
     "PrecisionFormat",
     "PrecisionStats",
     "QuantizationMode",
     "QuantizedEmbedding",
+    "QuantizedExperts",
     "QuantizedLinear",
     "QuantizedMatrices",
     "RoundedLinear",
@@ -77,6 +87,8 @@ __all__ = [
     "gptq_quantize",
     "load_fp8_state_dict",
     "load_quantized",
+    "open_layers",
+    "permuted_columns",
     "plan_fp8",
     "quantize_to_fp8",
     "register_huggingface",

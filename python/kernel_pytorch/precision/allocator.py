@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import _library
-from .._modules import replace_modules
 from .._ops.quantized_matmul import QuantizedWeight, quantized_matmul
 from .allocation import PrecisionConfig, WeightFormat
+from .models.opened import replace_layers
 from .quantized_linear import QuantizedLinear
 from .sensitivity import LayerSensitivity, Metric, Statistics, estimate, quantizable_layers, rounded
 
@@ -148,7 +148,7 @@ class AdaptivePrecisionAllocator:
                 weight = rounded(layer, one.format, self.config, self.statistics.get(one.name))
                 made[layer] = QuantizedLinear.from_quantized(weight, layer.bias)
                 made[layer].train(layer.training)
-        return replace_modules(model, made)
+        return replace_layers(model, made)
 
 
 class RoundedLinear(nn.Linear):

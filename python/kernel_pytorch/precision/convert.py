@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from .. import _library
-from .._modules import replace_modules
 from ..core.attention import AttentionLayer
 from .config import FP8Config
 from .linear import FP8LinearLayer
+from .models.opened import is_conv1d, replace_layers, take_fast_paths
 from .own_layers import PROJECTION, FP8PackedProjection, add_projection, form_of, remove_projection
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -47,9 +47,12 @@ def plan_fp8(model: nn.Module, fp8_config: FP8Config | None = None) -> list[FP8L
                     name,
                     False,
                     "nn.MultiheadAttention reads the weights of its projections itself, past their forward; "
-                    "use kernel_pytorch.attention's layers, or linear layers around scaled_dot_product_attention",
+                    "precision.open_layers(model) gives it linear layers, kernel_pytorch.attention has others",
                 )
             )
+        elif is_conv1d(module):
+            reason = "Conv1D keeps its weight transposed; precision.open_layers(model) makes it a linear layer"
+            plans.append(FP8LayerPlan(name, False, reason))
         elif isinstance(module, AttentionLayer) and PROJECTION not in module._modules:
             inner = f"{name}.{PROJECTION}" if name else PROJECTION
             plans.append(_plan_weight(inner, module, "in_proj_weight", config))
@@ -130,7 +133,7 @@ def convert_model_to_fp8(
         form = form_of(layer)
         assert form is not None
         converted[layer] = form.from_linear(layer, config)
-    model = replace_modules(model, converted)
+    model = replace_layers(model, converted)
     model.__dict__["fp8_plan"] = plans
     return model
 
@@ -145,7 +148,8 @@ def restore_from_fp8(model: nn.Module) -> nn.Module:
             remove_projection(layer)
         elif isinstance(layer, FP8LinearLayer):
             layers[layer] = layer.to_linear()
-    replace_modules(model, layers)
+    replace_layers(model, layers)
+    take_fast_paths(model)
     model.__dict__.pop("fp8_plan", None)
     model.__dict__.pop("_fp8_histories", None)
     return model

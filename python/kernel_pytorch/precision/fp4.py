@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .._modules import replace_modules
 from .._ops.quantized_matmul import FORMATS, QuantizedWeight, quantize_weight
 from .allocation import PrecisionFormat
+from .models.opened import open_layers, replace_layers
 from .quantized_linear import QuantizedLinear
 from .sensitivity import quantizable_layers
 
@@ -47,17 +47,16 @@ class FP4Quantizer(nn.Module):
         self.block_size, self.adaptive_scaling = groups[0], adaptive_scaling
 
     def quantize(self, tensor: Tensor) -> QuantizedWeight:
-        """Codes and scales of a tensor [..., columns], whose leading dimensions become rows."""
-        rows = tensor.reshape(-1, tensor.shape[-1])
+        """Codes and scales of a tensor [..., columns]."""
         fixed = self.format == "nvfp4" and not self.adaptive_scaling
-        return quantize_weight(rows, self.format, tensor_scale=torch.ones(1, device=tensor.device) if fixed else None)
+        return quantize_weight(tensor, self.format, tensor_scale=torch.ones(1, device=tensor.device) if fixed else None)
 
     def dequantize(self, weight: QuantizedWeight, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return weight.dequantize(dtype)
 
     def forward(self, tensor: Tensor) -> Tensor:
         """The tensor as FP4 has it, in its own type; gradients pass the rounding."""
-        values = self.quantize(tensor).dequantize(tensor.dtype).view(tensor.shape)
+        values = self.quantize(tensor).dequantize(tensor.dtype)
         return tensor + (values - tensor).detach()
 
     def quantize_module(self, module: nn.Module, *, skip: Sequence[str] = (), inplace: bool = False) -> nn.Module:
@@ -69,9 +68,10 @@ class FP4Quantizer(nn.Module):
         """
         if not inplace:
             module = copy.deepcopy(module)
+        module = open_layers(module, skip)
         made: dict[nn.Module, nn.Module] = {}
         for layer in quantizable_layers(module, skip).values():
             if layer not in made:
                 made[layer] = QuantizedLinear.from_quantized(self.quantize(layer.weight), layer.bias)
                 made[layer].train(layer.training)
-        return replace_modules(module, made)
+        return replace_layers(module, made)

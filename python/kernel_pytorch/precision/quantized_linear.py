@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,71 @@ from .._ops.quantized_matmul import (
     quantize_weight,
     quantized_matmul,
 )
+
+
+class QuantizedBuffers(nn.Module):
+    """A weight in few bits as buffers: codes, scales, zeros and tensor_scale. Conversions of the module's type change
+    the scales of integers, which have the type of the activations; E4M3 scales and tensor_scale keep theirs.
+
+    Args:
+        weight: the weight.
+        dtype: of the values it stands for.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    tensor_scale: Tensor | None
+
+    def __init__(self, weight: QuantizedWeight, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.format, self.group, self.columns, self.dtype = weight.format, weight.group, weight.shape[1], dtype
+        for name in ("codes", "scales", "zeros", "tensor_scale"):
+            self.register_buffer(name, getattr(weight, name))
+
+    @property
+    def quantized_weight(self) -> QuantizedWeight:
+        return QuantizedWeight(
+            self.codes, self.scales, self.zeros, self.tensor_scale, self.format, self.group, self.columns
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return picklable(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(unpickled(state))  # type: ignore[no-untyped-call]
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        keep_scales(self, fn, recurse, super()._apply)
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        return self
+
+
+def picklable(state: dict[str, Any]) -> dict[str, Any]:
+    """A module's state with E4M3 scales as their bytes: torch does not read float8 tensors from plain pickles."""
+    buffers = {
+        name: tensor.view(torch.uint8) if name == "scales" and tensor.dtype is torch.float8_e4m3fn else tensor
+        for name, tensor in state["_buffers"].items()
+    }
+    return {**state, "_buffers": buffers}
+
+
+def unpickled(state: dict[str, Any]) -> dict[str, Any]:
+    """The way back."""
+    buffers = dict(state["_buffers"])
+    if state["format"] == "nvfp4":
+        buffers["scales"] = buffers["scales"].view(torch.float8_e4m3fn)
+    return {**state, "_buffers": buffers}
+
+
+def keep_scales(layer: Any, fn: Any, recurse: bool, apply: Any) -> None:
+    """nn.Module._apply of a layer in few bits: nvfp4's scales have a type of their own."""
+    fixed = {"scales": layer.scales, "tensor_scale": layer.tensor_scale} if layer.format == "nvfp4" else {}
+    apply(fn, recurse)
+    for name, before in fixed.items():
+        after = layer._buffers[name]
+        if before is not None and after is not None and after.dtype is not before.dtype:
+            layer._buffers[name] = before.to(after.device)
 
 
 class QuantizedLinear(nn.Module):
@@ -108,16 +175,17 @@ class QuantizedLinear(nn.Module):
             x = x.index_select(-1, self.order)
         return quantized_matmul(x, self.quantized_weight, bias=self.bias, activation=self.activation)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return picklable(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(unpickled(state))  # type: ignore[no-untyped-call]
+
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         """`.half()` changes the bias and the scales of integers, which have the type of the activations; E4M3 scales
         and tensor_scale keep theirs.
         """
-        fixed = {"scales": self.scales, "tensor_scale": self.tensor_scale} if self.format == "nvfp4" else {}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, before in fixed.items():
-            after = self._buffers[name]
-            if before is not None and after is not None and after.dtype is not before.dtype:
-                self._buffers[name] = before.to(after.device)
+        keep_scales(self, fn, recurse, super()._apply)
         return self
 
     def extra_repr(self) -> str:

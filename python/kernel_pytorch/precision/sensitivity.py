@@ -40,20 +40,18 @@ class Statistics:
     gradient_squares: Tensor | None = None
 
 
-# Modules of torch that read the weights of layers inside them, past their forward.
-_READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-
-
 def is_skipped(name: str, skip: Sequence[str]) -> bool:
     return name in skip or name.rpartition(".")[2] in skip
 
 
 def quantizable_layers(model: nn.Module, skip: Sequence[str]) -> dict[str, nn.Linear]:
-    """Linear layers whose forward is nn.Linear's or OptimizedLinear's, by name; a shared one once."""
+    """Linear layers whose forward is nn.Linear's or OptimizedLinear's, by name; a shared one once. Those of
+    nn.MultiheadAttention, which reads their weights past their forward, are none (models/opened.py opens it).
+    """
     found: dict[str, nn.Linear] = {}
     readers: list[str] = []
     for name, module in model.named_modules():
-        if isinstance(module, _READERS):
+        if isinstance(module, nn.MultiheadAttention):
             readers.append(f"{name}." if name else "")
         if any(name.startswith(reader) for reader in readers) or not isinstance(module, nn.Linear):
             continue
@@ -102,7 +100,7 @@ def collect(
             count += 1
             with torch.set_grad_enabled(gradients):
                 output = call_model(model, batch)
-                if not gradients:
+                if not gradients or not layers:
                     continue
                 value = loss(output, batch) if loss is not None else output_of(output).float().square().sum()
                 # The gradients of weights are not kept: hooks take those of the layers' outputs on the way.

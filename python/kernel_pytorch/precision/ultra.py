@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .allocation import AllocationStrategy, PrecisionConfig, PrecisionFormat, QuantizationMode, WeightFormat
 from .allocator import AdaptivePrecisionAllocator, PrecisionAllocation, RoundedLinear
+from .models.opened import is_closed, open_layers
 from .sensitivity import Metric, code_entropy, estimate, quantizable_layers
 
 
@@ -65,7 +66,7 @@ class UltraPrecisionModule(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.config = config or PrecisionConfig()
-        self.base_module = base_module
+        self.base_module = open_layers(base_module, self.config.skip)
         self.allocator = AdaptivePrecisionAllocator(self.config)
         self._allocation: PrecisionAllocation | None = None
         self._calibration, self._loss, self._metric = calibration, loss, metric
@@ -185,7 +186,7 @@ def analyze_precision_opportunities(
 
     Args:
         sample_input: an input, or a list of them.
-        device: where a copy of the model is analysed; None: the model itself, where it is.
+        device: where a copy of the model is analysed; None: where it is.
         target_memory_reduction: of the plan that is recommended.
 
     Returns:
@@ -196,6 +197,9 @@ def analyze_precision_opportunities(
     """
     if device is not None:
         model = copy.deepcopy(model).to(device)
+    elif any(is_closed(module) for module in model.modules()):
+        model = copy.deepcopy(model)
+    model = open_layers(model)
     samples = sample_input if isinstance(sample_input, list) else [sample_input]
     config = PrecisionConfig(
         base_precision=None,

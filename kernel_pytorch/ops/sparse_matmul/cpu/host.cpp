@@ -1,5 +1,6 @@
-// The host side of the CPU kernel: x is widened and turned once, tasks take some rows of the weight, each of which is
-// widened and its places decoded once for all panels of x.
+// The host side of the CPU kernel. Few rows of x are widened, and tasks read their rows of the weight as they lie. More
+// rows are widened and turned once; tasks take some rows of the weight, each of which is widened and its places decoded
+// once for all panels of x.
 #include <algorithm>
 #include <vector>
 
@@ -34,10 +35,47 @@ void store_sums(const Product& problem, int64_t column, int64_t first, int64_t c
   }
 }
 
+// From here on a turned panel is faster (NOTES.md).
+constexpr int64_t kMostFewRows = 64;
+
+void run_few(const Product& problem, const RowKernels& kernels, Context& context) {
+  const int64_t m = problem.x.sizes[0], k = problem.x.sizes[1], n = problem.values.sizes[0];
+  const int64_t stride = (k + kWordColumns - 1) / kWordColumns * kWordColumns;
+  const int64_t chunks = (m + kFewRows - 1) / kFewRows;
+  auto* x = static_cast<float*>(
+      context.scratch->allocate(static_cast<size_t>(std::max<int64_t>(chunks * kFewRows * stride, 1)) * sizeof(float)));
+  std::fill(x, x + chunks * kFewRows * stride, 0.0f);
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t p = 0; p < k; ++p) x[i * stride + p] = element_at(problem.x, i * problem.x.strides[0] + p);
+  }
+  const auto few = kernels.few[cpu_type_index(problem.values.dtype)];
+  const int64_t bytes = size_of(problem.values.dtype);
+  parallel_for(context.threads, (n + kTaskRows - 1) / kTaskRows, [&](int64_t task) {
+    const int64_t first = task * kTaskRows, rows = std::min(kTaskRows, n - first);
+    alignas(64) float sums[kTaskRows * kFewRows];
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const int64_t x_rows = std::min(kFewRows, m - chunk * kFewRows);
+      few({.x = x + chunk * kFewRows * stride,
+           .x_stride = stride,
+           .x_rows = x_rows,
+           .values = problem.values.as<const char>() + first * (k / 2) * bytes,
+           .columns = k,
+           .rows = rows,
+           .metadata = problem.metadata.as<const uint32_t>() + 2 * first,
+           .block_stride = 2 * n,
+           .sums = sums});
+      for (int64_t row = 0; row < rows; ++row) {
+        store_sums(problem, first + row, chunk * kFewRows, x_rows, sums + row * kFewRows);
+      }
+    }
+  });
+}
+
 void run(const Product& problem, int, Context& context) {
   const int64_t m = problem.x.sizes[0], k = problem.x.sizes[1], n = problem.values.sizes[0];
   if (m == 0 || n == 0) return;
   const RowKernels& kernels = KP_AT_CPU_LEVEL(context.info->cpu.isa, kRowKernels);
+  if (m <= kMostFewRows) return run_few(problem, kernels, context);
   const int64_t panels = (m + kPanelRows - 1) / kPanelRows;
   auto* turned =
       static_cast<float*>(context.scratch->allocate(static_cast<size_t>(panels * k * kPanelRows) * sizeof(float)));
@@ -85,7 +123,7 @@ registry::Support supports(const Product& problem, const DeviceInfo& device) {
 }
 
 uint64_t code_version() {
-  return hash_text("sparse_matmul cpu 1");
+  return hash_text("sparse_matmul cpu 2");
 }
 
 }  // namespace

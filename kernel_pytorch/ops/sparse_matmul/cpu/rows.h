@@ -19,9 +19,24 @@ struct RowPart {
   float* sums;  // [kPanelRows]
 };
 
+// Few rows of x times some rows of the weight as they lie: what a kept value meets is picked out of a register of x.
+inline constexpr int64_t kFewRows = 4;   // of x at a time
+inline constexpr int64_t kTileRows = 8;  // of the weight: their metadata of a block of columns is one cache line
+
+struct FewPart {
+  const float* x;  // [kFewRows, x_stride], zeros behind the last column up to a whole word of metadata
+  int64_t x_stride, x_rows;
+  const void* values;  // [rows, columns / 2], in the weight's type
+  int64_t columns, rows;
+  const uint32_t* metadata;  // of the first of these rows
+  int64_t block_stride;      // from one block of columns to the next, in words
+  float* sums;               // [rows, kFewRows]
+};
+
 struct RowKernels {
   int64_t lanes;
   void (*multiply)(const RowPart& part);
+  void (*few[3])(const FewPart& part);  // values in fp32, bf16, fp16
 };
 KP_EACH_CPU_LEVEL(extern const RowKernels kRowKernels;)
 

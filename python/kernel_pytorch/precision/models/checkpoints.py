@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._modules import replace_modules
 from ..._ops.quantized_matmul import FORMATS, QuantizedWeight, columns_of, pack_codes, unpack_codes
 from ...mixture_of_experts.layers import MoELayer
 from ..int8_linear import Int8Linear
 from ..quantized_linear import QuantizedLinear
-from .conversion import QuantizedEmbedding, QuantizedMatrices
+from ..ultra import UltraPrecisionModule
+from .conversion import QuantizedEmbedding
+from .experts import QuantizedExperts, QuantizedMatrices, is_packed_experts, matrix_shape
+from .opened import OpenConv1D, OpenMultiheadAttention, open_layers, replace_layers
 
 _KEY = "kernel_pytorch"  # of the file's metadata: formats by layer
 _OWN = ("codes", "scales", "zeros", "tensor_scale")
@@ -40,13 +42,22 @@ def _safetensors() -> Any:
 
 
 def save_quantized(model: nn.Module, path: str | Path) -> None:
-    """Writes a model's state_dict as one safetensors file; formats of its quantised layers are in the metadata."""
+    """Writes a model's state_dict as one safetensors file; formats of its quantised layers are in the metadata. Of an
+    UltraPrecisionModule it is the model inside.
+    """
+    if isinstance(model, UltraPrecisionModule):
+        model = model.base_module
     formats = {
         name: {"format": _W8A8}
         if isinstance(layer, Int8Linear)
-        else {"format": layer.format, "group": layer.group, "columns": _weight_of(layer).shape[1]}
+        else {"format": layer.format, "group": layer.group, "columns": layer.quantized_weight.shape[1]}
         for name, layer in model.named_modules()
         if isinstance(layer, (QuantizedLinear, QuantizedEmbedding, QuantizedMatrices, Int8Linear))
+    }
+    opened = {
+        name: type(layer).__name__
+        for name, layer in model.named_modules()
+        if isinstance(layer, (OpenConv1D, OpenMultiheadAttention))
     }
     tensors: dict[str, Tensor] = {}
     written: dict[tuple[int, torch.Size, tuple[int, ...]], str] = {}
@@ -58,15 +69,8 @@ def save_quantized(model: nn.Module, path: str | Path) -> None:
             continue
         written[memory] = name
         tensors[name] = tensor.contiguous()
-    text = json.dumps({"layers": formats, "shared": shared})
+    text = json.dumps({"layers": formats, "opened": opened, "shared": shared})
     _safetensors().torch.save_file(tensors, str(path), metadata={_KEY: text})
-
-
-def _weight_of(layer: Any) -> QuantizedWeight:
-    if not isinstance(layer, QuantizedEmbedding):
-        return layer.quantized_weight  # type: ignore[no-any-return]
-    codes, scales, zeros, tensor_scale = (getattr(layer, part) for part in _OWN)
-    return QuantizedWeight(codes, scales, zeros, tensor_scale, layer.format, layer.group, layer.embedding_dim)
 
 
 def load_quantized(model: nn.Module, path: str | Path, *, strict: bool = True) -> nn.Module:
@@ -84,7 +88,7 @@ def load_quantized(model: nn.Module, path: str | Path, *, strict: bool = True) -
     if not files:
         raise FileNotFoundError(f"load_quantized: {path} has no .safetensors files")
     tensors: dict[str, Tensor] = {}
-    notes: dict[str, Any] = {"layers": {}, "shared": {}}
+    notes: dict[str, Any] = {"layers": {}, "opened": {}, "shared": {}}
     for file in files:
         with _safetensors().safe_open(str(file), "pt") as opened:
             for part, found in json.loads((opened.metadata() or {}).get(_KEY, "{}")).items():
@@ -96,7 +100,15 @@ def load_quantized(model: nn.Module, path: str | Path, *, strict: bool = True) -
     config = json.loads(config_file.read_text()).get("quantization_config", {}) if config_file.exists() else {}
     made: dict[nn.Module, nn.Module] = {}
     placed: list[nn.Module] = []
-    for name, packed in _unpacked(tensors, notes["layers"], config).items():
+    packed_layers = _unpacked(tensors, notes["layers"], config)
+    known = [*packed_layers, *notes["layers"]]
+
+    def is_opened(name: str) -> bool:
+        inside = f"{name}." if name else ""
+        return name in notes["opened"] or name in known or any(one.startswith(inside) for one in known)
+
+    model = open_layers(model, wanted=is_opened)
+    for name, packed in packed_layers.items():
         try:
             layer = model.get_submodule(name)
         except AttributeError:
@@ -112,7 +124,7 @@ def load_quantized(model: nn.Module, path: str | Path, *, strict: bool = True) -
     for name, note in notes["layers"].items():
         if note["format"] == _W8A8:
             made |= _integer_layer(model, name, tensors, strict)
-    model = replace_modules(model, made)
+    model = replace_layers(model, made)
     placed += made.values()
     missing, unknown = model.load_state_dict(tensors, strict=False)
     # What a packed layer holds was put there already.
@@ -124,21 +136,25 @@ def load_quantized(model: nn.Module, path: str | Path, *, strict: bool = True) -
 
 
 def _experts_in(model: nn.Module, name: str, weight: QuantizedWeight) -> nn.Module | None:
-    """The codes, put into the place of a parameter of a MoELayer; None where the name is none."""
+    """The codes, put into the place of a parameter of experts; None where the name is none."""
     owner, _, last = name.rpartition(".")
     try:
         layer = model.get_submodule(owner)
     except AttributeError:
         return None
-    kept = layer._parameters.get(last)
-    if not isinstance(layer, MoELayer) or kept is None:
+    if is_packed_experts(layer):
+        before, layer = layer, QuantizedExperts(layer, {})
+        replace_layers(model, {before: layer})
+    plain = layer.plain if isinstance(layer, QuantizedExperts) else layer
+    kept = plain._parameters.get(last)
+    if not isinstance(layer, (MoELayer, QuantizedExperts)) or kept is None:
         return None
-    made = QuantizedMatrices(weight, len(kept), kept.dtype)
-    if made.shape != kept.shape:
+    made, shape = QuantizedMatrices(weight, len(kept), kept.dtype), matrix_shape(plain, last)
+    if made.shape != shape:
         raise ValueError(
-            f'load_quantized: the packed weight of "{name}" is {list(made.shape)}, the layer has {list(kept.shape)}'
+            f'load_quantized: the packed weight of "{name}" is {list(made.shape)}, the layer has {list(shape)}'
         )
-    del layer._parameters[last]
+    del plain._parameters[last]
     layer.add_module(last, made)
     return made
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._modules import replace_modules
 from ..._ops.quantized_matmul import FORMATS, QuantizedWeight, quantize_weight, quantized_matmul
 from ...core.attention import AttentionLayer
 from ...core.linear import FusedLinearActivation
@@ -19,8 +18,10 @@ from ...mixture_of_experts.layers import MoELayer
 from ..convert import convert_model_to_fp8
 from ..int8_linear import Int8Linear
 from ..own_layers import PROJECTION
-from ..quantized_linear import QuantizedLinear
+from ..quantized_linear import QuantizedBuffers, QuantizedLinear
 from ..sensitivity import is_skipped, quantizable_layers
+from .experts import QuantizedMatrices, is_packed_experts, quantized_experts
+from .opened import open_layers, replace_layers
 
 
 class QuantizedLinearActivation(QuantizedLinear):
@@ -55,7 +56,7 @@ class QuantizedPackedProjection(QuantizedLinear):
         return quantized_matmul(x, rows, bias=None if self.bias is None else self.bias[begin:end])
 
 
-class QuantizedEmbedding(nn.Module):
+class QuantizedEmbedding(QuantizedBuffers):
     """nn.Embedding with a table in few bits: the rows that are looked up are decoded.
 
     Args:
@@ -63,64 +64,20 @@ class QuantizedEmbedding(nn.Module):
         dtype: of the rows that come out.
     """
 
-    codes: Tensor
-    scales: Tensor
-    zeros: Tensor | None
-    tensor_scale: Tensor | None
-
     def __init__(self, table: QuantizedWeight, dtype: torch.dtype = torch.bfloat16) -> None:
-        super().__init__()
+        super().__init__(table, dtype)
         self.num_embeddings, self.embedding_dim = table.shape
-        self.format, self.group, self.dtype = table.format, table.group, dtype
-        for name in ("codes", "scales", "zeros", "tensor_scale"):
-            self.register_buffer(name, getattr(table, name))
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [...] -> [..., embedding_dim]."""
         flat = ids.reshape(-1)
-        zeros = None if self.zeros is None else self.zeros[flat]
-        rows = QuantizedWeight(
-            self.codes[flat], self.scales[flat], zeros, self.tensor_scale, self.format, self.group, self.embedding_dim
-        )
+        whole = self.quantized_weight
+        zeros = None if whole.zeros is None else whole.zeros[flat]
+        rows = replace(whole, codes=whole.codes[flat], scales=whole.scales[flat], zeros=zeros)
         return rows.dequantize(self.dtype).view(*ids.shape, self.embedding_dim)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, format={self.format}, group={self.group}"
-
-
-class QuantizedMatrices(nn.Module):
-    """The weights of experts [experts, rows, columns] in few bits, in the place of a MoELayer's parameter.
-
-    Args:
-        weight: what quantize_weight made of [experts * rows, columns].
-        experts: how many there are.
-        dtype: of what `dequantize` gives.
-    """
-
-    codes: Tensor
-    scales: Tensor
-    zeros: Tensor | None
-    tensor_scale: Tensor | None
-
-    def __init__(self, weight: QuantizedWeight, experts: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.shape = torch.Size((experts, weight.shape[0] // max(experts, 1), weight.shape[1]))
-        self.format, self.group, self.dtype = weight.format, weight.group, dtype
-        for name in ("codes", "scales", "zeros", "tensor_scale"):
-            self.register_buffer(name, getattr(weight, name))
-
-    @property
-    def quantized_weight(self) -> QuantizedWeight:
-        return QuantizedWeight(
-            self.codes, self.scales, self.zeros, self.tensor_scale, self.format, self.group, self.shape[2]
-        )
-
-    def dequantize(self) -> Tensor:
-        """[experts, rows, columns]."""
-        return self.quantized_weight.dequantize(self.dtype).view(self.shape)
-
-    def extra_repr(self) -> str:
-        return f"{list(self.shape)}, format={self.format}, group={self.group}"
 
 
 def convert_model(
@@ -131,16 +88,18 @@ def convert_model(
     """The model with its weights in few bits, for inference: products decode them on their way.
 
     Converted are nn.Linear (and what inherits its forward), OptimizedLinear, FusedLinearActivation, and the packed
-    projection of AttentionLayer, which becomes its submodule `in_proj`. Layers in nn.MultiheadAttention and in
-    nn.TransformerEncoderLayer, which read weights past their layers' forward, stay. Weights are rounded to nearest;
-    UltraPrecisionModule chooses formats, and rounds by calibration data.
+    projection of AttentionLayer, which becomes its submodule `in_proj`. nn.MultiheadAttention (also in
+    nn.TransformerEncoderLayer and the like) gets linear layers q_proj, k_proj, v_proj and out_proj; with extra keys
+    (add_bias_kv, add_zero_attn) it stays. transformers' Conv1D (GPT-2) counts as the linear layer it is. Weights are
+    rounded to nearest; UltraPrecisionModule chooses formats, and rounds by calibration data.
 
     Args:
         format: as quantize_weight takes it; "fp8": convert_model_to_fp8, which trains.
         group, asymmetric: of integers, as quantize_weight takes them.
         skip: names of layers that stay, whole or their last part.
         embeddings: also nn.Embedding; a head that shares its weight is converted as a layer of its own.
-        experts: also the experts of MoELayer, whose products decode them on their way (`quantized_grouped_matmul`).
+        experts: also the experts of MoELayer and of Hugging Face's mixtures, whose products decode them on their way
+            (`quantized_grouped_matmul`).
         activations: "int8", with format "int8": linear layers become Int8Linear, whose weight has one scale a row and
             whose inputs are rounded to 8 bits in each call (W8A8).
         inplace: False converts a copy and leaves the model alone.
@@ -158,6 +117,7 @@ def convert_model(
         raise ValueError(f'convert_model: format is "{format}"; it is "fp8" or one of {", ".join(FORMATS)}')
     if not inplace:
         model = copy.deepcopy(model)
+    model = open_layers(model, skip)
 
     def quantized(weight: Tensor) -> QuantizedWeight:
         return quantize_weight(weight, format, group=group, asymmetric=asymmetric)
@@ -177,6 +137,8 @@ def convert_model(
             _convert_projection(module, quantized)
         elif embeddings and type(module) is nn.Embedding and module.max_norm is None:
             made[module] = QuantizedEmbedding(quantized(module.weight), module.weight.dtype)
+        elif experts and is_packed_experts(module):
+            made[module] = quantized_experts(module, quantized)
         elif experts and isinstance(module, MoELayer):
             for weight in ("gate_up", "down"):
                 kept = getattr(module, weight)
@@ -187,7 +149,7 @@ def convert_model(
                 module.add_module(weight, codes)
     for before, after in made.items():
         after.train(before.training)
-    return replace_modules(model, made)
+    return replace_layers(model, made)
 
 
 def _convert_projection(layer: AttentionLayer, quantized: Any) -> None:
