@@ -95,10 +95,11 @@ def batches(data: Tensor, count: int, batch: int, length: int, seed: int) -> Cal
 
 
 def train(model: Transformer, data: Tensor, options: argparse.Namespace, steps: int, parameters: list[nn.Parameter],
-          extra: Callable[[], Tensor | float] = lambda: 0.0) -> float:  # fmt: skip
+          extra: Callable[[], Tensor | float] = lambda: 0.0, seed: int = 0) -> float:  # fmt: skip
     optimizer = torch.optim.AdamW(parameters, lr=options.rate, betas=(0.9, 0.95), weight_decay=0.1)
-    short = batches(data, steps // 2, 2 * options.batch, options.length // 4, seed=1)  # first, since they teach faster
-    long = batches(data, steps, options.batch, options.length, seed=2)
+    short_seed, long_seed = 1 + 10 * seed, 2 + 10 * seed
+    short = batches(data, steps // 2, 2 * options.batch, options.length // 4, short_seed)  # first, they teach faster
+    long = batches(data, steps, options.batch, options.length, long_seed)
     loss = torch.zeros(())
     begin = time.perf_counter()
     for step in range(steps):
