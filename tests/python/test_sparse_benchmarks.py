@@ -40,7 +40,7 @@ def test_perplexity_of_every_pattern(tmp_path):
         "1",
         "--length",
         "256",
-        "--block",
+        "--blocks",
         "8",
         "--held-out",
         "2",
