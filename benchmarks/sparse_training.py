@@ -5,14 +5,14 @@
 sparse_perplexity.py replaces dense layers after training; here the same transformer, on the same text, is trained anew
 with each selection. A seed gives all selections the same first weights, batches and steps. Perplexity is that of files
 left out, at the full length; "far" is the perplexity of those of their bytes whose eight bytes before stand in the
-sequence once more, more than `budget` bytes earlier: what a window cannot copy.
+sequence once more, farther back than the window of `window` reaches, and nowhere nearer.
 
 How sparse a selection is: the score entries (one query of one head with one key, or with one mean of keys) that it
 computes for a sequence of the full length, those that choose blocks included, out of the length * (length + 1) / 2 of
-dense causal attention. Mean percents over the seeds have their standard error behind them. `--state FOLDER`
-keeps a file for each training that is done, so that a run that was stopped goes on, and two can share the work; results
-of another text, of other settings or of another commit are refused. Fails where `native` leaves out less than 90 % or
-costs more than --limit percent.
+dense causal attention. Mean percents over the seeds have their standard error behind them. `--state FOLDER` keeps a
+file for each training that is done, so that a run that was stopped goes on, and several can share the work (those
+without dense in --selections show no figures); results of another text, of other settings or of another commit are
+refused. Fails where `native` leaves out less than 90 % or costs more than --limit percent.
 """
 
 from __future__ import annotations
@@ -252,6 +252,8 @@ def main() -> int:
             if file is not None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(json.dumps({"state": state, "result": results[-1]}, indent=1))
+    if "dense" not in options.selections:
+        return 0  # its part of the work is in --state
     results.sort(key=lambda one: (options.selections.index(one["selection"]), one["seed"]))
     figures = figures_of(results)
     run = {
@@ -260,7 +262,7 @@ def main() -> int:
     }  # fmt: skip
     print_and_store(run, options.output)
     native = [one for one in results if one["selection"] == "native"]
-    if native and "dense" in options.selections:
+    if native:
         cost = statistics.mean(percents(results, "native", "perplexity"))
         if cost > options.limit or native[0]["left_out"] < 0.8995:
             print(f"sparse_training: native costs {cost:.2f} % at {native[0]['left_out']:.1%}", file=sys.stderr)
