@@ -148,8 +148,6 @@ constexpr Exception kExceptions[] = {
        return row.shared_kib_per_block <= 99 && op == "attention_backward" && request.dtype == DType::kFloat32 &&
               request.shape.back() > 256;
      }},
-    {"the indexer has no kernels for GPUs yet",
-     [](const CudaCapability&, std::string_view op, const ProblemRequest&) { return op == "lightning_indexer"; }},
     {"gradients of a final state have not been compared on a GPU (unchecked_gradient)",
      [](const CudaCapability&, std::string_view op, const ProblemRequest& request) {
        return op == "linear_attention_backward" && says(request, "grad_final_state", "");

@@ -40,7 +40,7 @@ def test_perplexity_of_every_pattern(tmp_path):
         "1",
         "--length",
         "256",
-        "--block",
+        "--blocks",
         "8",
         "--held-out",
         "2",
@@ -61,3 +61,39 @@ def test_perplexity_of_every_pattern(tmp_path):
     # At 90 % only the blocks that are always there remain: nothing is chosen by content.
     by_content = [row for row in results if row["pattern"] == "dynamic_threshold" and row["ratio"] < 0.8]
     assert all(row["perplexity"] < 1.005 * dense for row in by_content), by_content
+
+
+def test_perplexity_of_models_trained_sparse(tmp_path):
+    sizes = ["--steps", "6", "--dim", "32", "--layers", "1", "--length", "2048", "--held-out", "2", "--seeds", "1"]
+    state = ["--threads", "1", "--limit", "1000", "--state", str(tmp_path / "state")]
+    results = run(tmp_path, "sparse_training.py", *sizes, *state)["results"]
+    assert {one["selection"]: one["far_bytes"] > 0 for one in results} == dict.fromkeys(
+        ("dense", "native", "window", "dynamic", "dynamic, blocks of 8"), True
+    )
+    dense = results[0]
+    assert dense["selection"] == "dense" and dense["left_out"] == 0 and dense["perplexity"] < 0.8 * 256
+    for one in results[1:]:
+        assert 0.8995 < one["left_out"] < 0.91, one
+        assert one["perplexity"] == pytest.approx(dense["perplexity"], rel=0.03), one
+        assert one["perplexity"] != dense["perplexity"], one  # it is another attention
+    again = run(tmp_path, "sparse_training.py", *sizes, *state)["results"]
+    assert again == results  # read, not trained anew
+
+
+def test_entries_of_native_attention_are_those_that_its_lists_name():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    import sparse_training
+    import torch
+
+    from kernel_pytorch import functional
+
+    numbers = sparse_training.native_numbers(2048) | {"window": 5}
+    length = 203
+    q = torch.randn(1, length, 1, 4)
+    _, lists = functional.native_sparse_attention(q, q, q, gates=(1.0, 1.0, 1.0), return_indices=True, **numbers)
+    keys = torch.arange(length)
+    listed = (lists[0, :, 0, :, None] == keys // numbers["block_size"]).any(1) & (keys <= keys[:, None])
+    ends = torch.arange(0, length - numbers["compress_block"] + 1, numbers["compress_stride"])
+    means = (ends + numbers["compress_block"] - 1 <= keys[:, None]).sum()
+    window = ((keys <= keys[:, None]) & (keys > keys[:, None] - 5)).sum()
+    assert int(listed.sum() + means + window) == sparse_training.native_entries(length, numbers)

@@ -40,13 +40,13 @@ constexpr const char* kShapes = R"(
 
 }  // namespace
 
-constinit const registry::Operation<Index> kIndex =
-    registry::declared<Index, kIndexFields, flops>({.name = "lightning_indexer",
-                                                    .kernels = registry::kernel_list<kIndexCpu, kIndexReference>,
-                                                    .set_trial_inputs = set_trial_inputs,
-                                                    .request = kRequest,
-                                                    .check = registry::check_only<Index, check>,
-                                                    .shapes = kShapes});
+constinit const registry::Operation<Index> kIndex = registry::declared<Index, kIndexFields, flops>(
+    {.name = "lightning_indexer",
+     .kernels = registry::kernel_list<kIndexMma, kIndexCuda, kIndexCpu, kIndexReference>,
+     .set_trial_inputs = set_trial_inputs,
+     .request = kRequest,
+     .check = registry::check_only<Index, check>,
+     .shapes = kShapes});
 
 constexpr auto kDeclarations = registry::plain<Index, choose>("lightning_indexer", kIndexFields);
 

@@ -55,6 +55,6 @@ bool goes_first(const Candidate<Number>& a, const Candidate<Number>& b) {
 void check(const Index& problem, Device device);
 
 extern const registry::Operation<Index> kIndex;
-extern const registry::Kernel<Index> kIndexReference, kIndexCpu, kIndexCuda;
+extern const registry::Kernel<Index> kIndexReference, kIndexCpu, kIndexCuda, kIndexMma;
 
 }  // namespace kernel_pytorch::lightning_indexer

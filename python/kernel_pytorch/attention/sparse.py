@@ -44,6 +44,9 @@ class DynamicSparseAttention(FlashAttention3):
     those of its gate. How far a sparse output is from the dense one depends on the weights: attention that is spread
     evenly, as an untrained layer's, loses what is left out; attention that agrees with few keys loses little.
 
+    The default for training at 90 %: DYNAMIC_THRESHOLD from the first step, with blocks of 16 at 2,048 tokens
+    (benchmarks/sparse_training.py). A model that was trained dense loses more when its layers are replaced.
+
     LEARNED: a block's gate adds nothing to the scores, but has the gradient of what it lets through (straight-through);
     in training noise makes it try others. Add `sparsity_loss()` to the model's loss: it pulls the share of open gates
     to what the ratio leaves.
