@@ -9,6 +9,7 @@ import torch
 from fuzz.ragged import CACHES, findings
 from torch import Tensor
 
+import kernel_pytorch
 from kernel_pytorch import functional
 
 
@@ -228,3 +229,28 @@ def test_bits_depend_neither_on_threads_nor_on_layouts(heads: int, key_heads: in
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(other, found[0]) for other in found[1:])
+
+
+@pytest.mark.parametrize("layout", ["nhd", "hnd"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chunks_of_prompts_between_decoding_requests(layout: str, dtype: torch.dtype) -> None:
+    """Requests of many rows go another way on the CPU; one with a missing page and one of few rows do not."""
+    keys, values = (c.to(dtype) for c in caches(60, 16, 2, 48))
+    counts, lengths = [40, 1, 70, 33, 0, 20], [200, 77, 70, 50, 5, 9]
+    tables = torch.randperm(60)[: 6 * 13].repeat(2)[: 6 * 13].view(6, 13).to(torch.int32)
+    tables[3, 1] = -1
+    starts = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+    query, sinks = torch.randn(sum(counts) + 2, 6, 48).to(dtype), torch.randn(6)
+    given = [c.transpose(1, 2).contiguous() if layout == "hnd" else c for c in (keys, values)]
+    options: dict[str, Any] = {"cu_seqlens_q": starts, "window": (25, 0), "sinks": sinks, "softcap": 9.0}
+    options |= {"return_lse": True, "cache_layout": layout}
+    found, lse = functional.paged_attention(query, *given, tables, integers(*lengths), **options)
+    with kernel_pytorch.overlay({"paged_attention": "reference"}):
+        expected, logs = functional.paged_attention(query, *given, tables, integers(*lengths), **options)
+    tolerance = 2e-6 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(lse, logs, atol=4e-6, rtol=4e-6)
+    first = slice(int(starts[2]), int(starts[3]))
+    alone = {**options, "cu_seqlens_q": None, "batch_invariant": True}
+    own, _ = functional.paged_attention(query[first], *given, tables[2:3], integers(lengths[2]), **alone)
+    assert torch.equal(own, found[first])

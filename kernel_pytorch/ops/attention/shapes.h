@@ -22,7 +22,7 @@ inline constexpr const char* kShapes = R"(
     1x4x3x1500x64 key_heads=2 causal=1 window_left=900 batch_invariant=1
   # Few queries, of which lengths leave fewer keys.
   fp32: 3x4x5x7x16 key_heads=2 lengths=1 causal=1; key_heads=2 lengths=1 window_left=2; 3x4x5x3x16 lengths=1 alibi=1
-    3x4x5x90x16 key_heads=2 lengths=1 causal=1 sinks=1 layout=bshd
+    3x4x5x90x16 key_heads=2 lengths=1 causal=1 sinks=1 layout=bshd; softcap=1 softcap_after_bias=1 alibi=1
   # What differs by type is above; of these types one request with many options.
   fp16 fp64: 1x2x150x190x128 accumulate=1 causal=1 causal_offset=0 first_query=40
     2x4x100x131x64 window_left=60 softcap+key_heads=2 causal+alibi+sinks+segments+lengths+grad_lse=1 bias=batch dropout=0.1

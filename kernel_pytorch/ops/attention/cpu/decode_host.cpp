@@ -26,7 +26,8 @@ bool has_plain_scores(const Scoring& scoring, const Sizes& sizes) {
   const bool has_slopes =
       !scoring.alibi_slopes.is_present() || ((scoring.alibi_slopes.strides[0] == 0 || sizes.batch == 1) &&
                                              (scoring.alibi_slopes.strides[1] == 1 || sizes.heads == 1));
-  return has_slopes && !scoring.is_packed() && !scoring.is_part() && !scoring.bias.is_present() &&
+  const bool caps_slopes = scoring.softcap > 0 && scoring.softcap_after_bias && scoring.alibi_slopes.is_present();
+  return has_slopes && !caps_slopes && !scoring.is_packed() && !scoring.is_part() && !scoring.bias.is_present() &&
          !scoring.mask.is_present() && !scoring.query_segment_ids.is_present() && !scoring.block_list.is_present() &&
          scoring.dropout_p == 0 && scoring.score_mod.empty() && scoring.mask_mod.empty();
 }

@@ -1,5 +1,5 @@
 // The CPU kernel: tasks (tasks.h) on threads, each walked by its own (walk.h); parts of one request are merged in
-// order, whoever ends last.
+// order, whoever ends last. Chunks of prompts go another way (chunk.h).
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -8,6 +8,7 @@
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/parallel.h"
+#include "kernel_pytorch/ops/paged_attention/cpu/chunk.h"
 #include "kernel_pytorch/ops/paged_attention/cpu/walk.h"
 
 namespace kernel_pytorch::paged_attention {
@@ -72,7 +73,13 @@ registry::Support supports(const Attend&, const DeviceInfo& device) {
 void run(const Attend& problem, int, Context& context) {
   if (problem.output.element_count() == 0 && problem.query.sizes[1] == 0) return;
   clear_rest(problem);
-  const std::vector<Task> tasks = tasks_of(problem, context.threads == nullptr ? 1 : context.threads->count());
+  std::vector<bool> are_chunks(static_cast<size_t>(problem.seq_lens.sizes[0]));
+  for (size_t i = 0; i < are_chunks.size(); ++i) {
+    are_chunks[i] = is_chunk(problem, static_cast<int64_t>(i));
+    if (are_chunks[i]) attend_chunk(problem, static_cast<int64_t>(i), context);
+  }
+  const std::vector<Task> tasks =
+      tasks_of(problem, are_chunks, context.threads == nullptr ? 1 : context.threads->count());
   const TileKernels& kernels = KP_AT_CPU_LEVEL(context.info->cpu.isa, kTileKernels);
   const int64_t pitch = padded(problem.value_cache.sizes[3]);
   const auto rows_of = [](const Task& task) { return task.heads * task.padded_rows(); };
@@ -111,7 +118,7 @@ void run(const Attend& problem, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("paged_attention cpu 3");
+  return hash_text("paged_attention cpu 4");
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ struct Rows {
   int64_t most_heads;
 };
 
-std::vector<Rows> rows_of(const Attend& problem) {
+std::vector<Rows> rows_of(const Attend& problem, const std::vector<bool>& are_done) {
   std::vector<Rows> all;
   const int64_t key_heads = problem.key_cache.sizes[2];
   const int64_t group = problem.query.sizes[1] / std::max<int64_t>(key_heads, 1);
@@ -32,6 +32,7 @@ std::vector<Rows> rows_of(const Attend& problem) {
   // Where a head's keys lie next to each other, heads together would leave them.
   const bool has_heads_first = problem.key_cache.strides[2] > problem.key_cache.strides[1];
   for (int64_t index = 0; index < problem.seq_lens.sizes[0]; ++index) {
+    if (are_done[static_cast<size_t>(index)]) continue;
     const Request request = request_at(problem, index);
     const int64_t rows = request.queries * group;
     for (int64_t first = 0; first < rows; first += kTileRows) {
@@ -49,8 +50,8 @@ std::vector<Rows> rows_of(const Attend& problem) {
 
 }  // namespace
 
-std::vector<Task> tasks_of(const Attend& problem, int64_t threads) {
-  const std::vector<Rows> all = rows_of(problem);
+std::vector<Task> tasks_of(const Attend& problem, const std::vector<bool>& are_done, int64_t threads) {
+  const std::vector<Rows> all = rows_of(problem, are_done);
   const int64_t key_heads = problem.key_cache.sizes[2];
   // As many heads a task as leave every thread some tasks.
   const auto heads_of = [&](const Rows& rows, int64_t most) { return std::min(rows.most_heads, most); };

@@ -28,6 +28,7 @@ struct Task {
   }
 };
 
-std::vector<Task> tasks_of(const Attend& problem, int64_t threads);
+// Of the requests that are not done.
+std::vector<Task> tasks_of(const Attend& problem, const std::vector<bool>& are_done, int64_t threads);
 
 }  // namespace kernel_pytorch::paged_attention
