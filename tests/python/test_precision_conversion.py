@@ -283,3 +283,21 @@ def test_transformers_loads_into_few_bits(tmp_path) -> None:
     kinds = {name: type(module).__name__ for name, module in model.named_modules()}
     assert kinds["model.layers.0.mlp.down_proj"] == "QuantizedLinear" and kinds["lm_head"] == "Linear"
     assert model(torch.arange(5)[None]).logits.isfinite().all()
+    with pytest.raises(ValueError, match="nvfp5"):
+        settings("nvfp5")
+    with pytest.raises(TypeError, match="groups"):  # an option that does not exist was ignored
+        settings("int4", groups=64)
+
+
+def test_transformers_loads_experts_into_few_bits(tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path)
+    settings = precision.register_huggingface()("int8", experts=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=settings)
+    assert any(isinstance(module, precision.QuantizedExperts) for module in model.modules())
+    assert model(torch.arange(5)[None]).logits.isfinite().all()

@@ -144,6 +144,14 @@ constexpr int64_t columns_at_once(int rows) {
   return rows <= 2 ? 4096 : rows <= 4 ? 2048 : rows <= 8 ? 1024 : 512;
 }
 
+// A cache line of the row that is multiplied after this one. Rows of some thousand columns are pages of memory, at
+// whose ends the processor stops to fetch ahead by itself: without this one row of x took 1.4 (4 bits) to 2.1 times as
+// long.
+template <int kWeights>
+KP_PRIMITIVE void prefetch_below(const DotPart& part, const uint8_t* codes, int weight) {
+  cpu::prefetch_near(codes + (weight + kWeights) * part.code_stride);
+}
+
 // Loops over sums are unrolled, or these would lie in memory. Columns [begin, end) are added to the sums; begin is a
 // multiple of columns_at_once.
 template <Format kFormat, int kRows, int kWeights>
@@ -162,6 +170,7 @@ KP_PRIMITIVE void multiply_rows(const DotPart& part, int64_t row, int64_t begin,
         if ((first & (part.group - 1)) == 0 || part.group < kDotStep) {
           tables[i] = tables_of<kFormat>(part, row + i, first, values);
         }
+        if ((first & 127) == 0) prefetch_below<kWeights>(part, codes + first / 2, i);
         VecU weights[2];
         decode<kFormat>(tables[i], codes + i * part.code_stride + first / 2, available, groups, weights);
 #pragma GCC unroll 16
@@ -178,6 +187,7 @@ KP_PRIMITIVE void multiply_rows(const DotPart& part, int64_t row, int64_t begin,
 #pragma GCC unroll 16
       for (int i = 0; i < kWeights; ++i) {
         const uint16_t* x = part.x + first / kDotStep * kDotStep * kRows + first % kDotStep;
+        if (first % 64 == 0) prefetch_below<kWeights>(part, codes + first, i);
         const VecU weights =
             decode_bytes<kFormat>(part, row + i, first, codes + i * part.code_stride + first, part.k - first);
 #pragma GCC unroll 16
@@ -228,6 +238,7 @@ KP_PRIMITIVE void multiply_byte_rows(const DotPart& part, int64_t row, int64_t b
       }
 #pragma GCC unroll 16
       for (int i = 0; i < kWeights; ++i) {
+        if ((column & 63) == 0) prefetch_below<kWeights>(part, codes + column, i);
         const __m128i stored = _mm_maskz_loadu_epi8(mask, codes + i * part.code_stride + column);
         const Vec values = reinterpret_cast<Vec>(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(stored)));
 #pragma GCC unroll 4

@@ -159,6 +159,8 @@ void multiply_rows(const ThinPart& part, int64_t first_row) {
     Vec sums[kRows][2] = {};
     const float* x = part.x + first_row * part.x_stride;
     for (int64_t first = 0; first < part.k; first += kStep) {
+      // Rows of the weight may be whole pages, at whose ends the processor stops to fetch ahead by itself.
+      cpu::prefetch_near(part.codes + (row + 1) * part.code_stride + code_bytes(kFormat, first));
       Vec values[2];
       Decoder<kFormat>::decode(decoder, first, values);
       for (int i = 0; i < kRows; ++i) {

@@ -58,6 +58,8 @@ void few_tile(const FewPart& part, int64_t first) {
       const bool is_whole = place + kLanes <= kept;
       if (!is_whole && place >= kept) break;
       for (int row = 0; row < kRows; ++row) {
+        // Rows of the weight may be whole pages, at whose ends the processor stops to fetch ahead by itself.
+        if (sub == 0) cpu::prefetch_near(values + (row + kRows) * kept + place);
         const cpu::VecU places = cpu::broadcast(metadata[2 * row] >> (sub * 2 * kLanes)) >> two;
         const auto picked = reinterpret_cast<cpu::VecI>((places & 3u) + base);
         const T* from = values + row * kept + place;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..._ops.quantized_matmul import FORMATS
 from .conversion import convert_model
 
 _registered: Any = None
@@ -31,11 +32,14 @@ def register_huggingface() -> Any:
 
         def __init__(
             self, format: str = "nvfp4", group: int | None = None, asymmetric: bool = False,
-            skip: tuple[str, ...] = ("lm_head",), embeddings: bool = False, **_: Any,
+            skip: tuple[str, ...] = ("lm_head",), embeddings: bool = False, experts: bool = False,
+            quant_method: str = "kernel_pytorch",
         ) -> None:  # fmt: skip
-            self.quant_method = "kernel_pytorch"
+            if format not in FORMATS:
+                raise ValueError(f'KernelPyTorchConfig: format is "{format}"; it is one of {", ".join(FORMATS)}')
+            self.quant_method = quant_method
             self.format, self.group, self.asymmetric = format, group, asymmetric
-            self.skip, self.embeddings = list(skip), embeddings
+            self.skip, self.embeddings, self.experts = list(skip), embeddings, experts
 
     class KernelPyTorchQuantizer(HfQuantizer):  # type: ignore[misc]
         requires_calibration = False
@@ -47,7 +51,7 @@ def register_huggingface() -> Any:
             config = self.quantization_config
             return convert_model(
                 model, config.format, group=config.group, asymmetric=config.asymmetric, skip=config.skip,
-                embeddings=config.embeddings,
+                embeddings=config.embeddings, experts=config.experts,
             )  # fmt: skip
 
         def is_serializable(self, *_: Any, **__: Any) -> bool:
