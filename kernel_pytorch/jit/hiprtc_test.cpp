@@ -52,14 +52,15 @@ TEST(CodeObject, IsReadWithinItsBounds) {
   EXPECT_NE(error_of([] { summarize_code_object(std::string(200, '\x7f'), "f"); }), "");
 }
 
-class Hiprtc : public ::testing::Test {
+// By its name left out under sanitizers: the library is not instrumented.
+class HiprtcCompiles : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!hiprtc_info().found) GTEST_SKIP() << hiprtc_info().absence;
   }
 };
 
-TEST_F(Hiprtc, CompilesAKernelOfOurPrimitives) {
+TEST_F(HiprtcCompiles, AKernelOfOurPrimitives) {
   const CompiledKernel kernel = compile(generated(R"(
 #include "kernel_pytorch/cuda/tile/reduce.cuh"
 __global__ void __launch_bounds__(256) total(const float* from, float* to) {
@@ -79,12 +80,12 @@ __global__ void __launch_bounds__(256) total(const float* from, float* to) {
   }
 }
 
-TEST_F(Hiprtc, RefusesAnArchitectureThatItDoesNotKnow) {
+TEST_F(HiprtcCompiles, ForNoArchitectureThatItDoesNotKnow) {
   const std::string error = error_of([] { compile(generated("__global__ void empty() {}", "empty"), "gfx1"); });
   EXPECT_NE(error.find("does not know gfx1"), std::string::npos) << error;
 }
 
-TEST_F(Hiprtc, SpillsAndPrivateMemoryAreSeen) {
+TEST_F(HiprtcCompiles, AndSpillsAndPrivateMemoryAreSeen) {
   const CompiledKernel kernel = compile(generated(R"(
 __global__ void __launch_bounds__(64) scatter(const int* from, int* to) {
   int places[64];
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(64) scatter(const int* from, int* to) {
   EXPECT_GE(kernel.private_bytes, 256);
 }
 
-TEST_F(Hiprtc, WhatAnAmdGpuCannotDoDoesNotCompileAndSaysWhy) {
+TEST_F(HiprtcCompiles, NothingThatAnAmdGpuCannotDo) {
   const std::string error = error_of([] {
     compile(generated(R"(
 #include "kernel_pytorch/cuda/ptx/named_barrier.cuh"
