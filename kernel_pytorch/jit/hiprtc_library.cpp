@@ -71,9 +71,11 @@ std::unique_ptr<const HiprtcLibrary> choose_hiprtc(const std::string& named) {
   if (!named.empty()) {
     candidates.push_back(named);
   } else {
+    // What the loader finds, then where ROCm says that it is.
+    const std::string root = environment("ROCM_PATH");
     for (const std::string_view name : kHiprtcNames) {
       candidates.emplace_back(name);
-      candidates.push_back(concat("/opt/rocm/lib/", name));
+      if (!root.empty()) candidates.push_back(concat(root, "/lib/", name));
     }
   }
   std::string problem;
