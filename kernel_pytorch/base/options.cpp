@@ -15,6 +15,7 @@ constexpr std::string_view kCacheDirectory = "KERNEL_PYTORCH_CACHE_DIR";
 constexpr std::string_view kLog = "KERNEL_PYTORCH_LOG";
 constexpr std::string_view kCpuIsa = "KERNEL_PYTORCH_CPU_ISA";
 constexpr std::string_view kNvrtc = "KERNEL_PYTORCH_NVRTC";
+constexpr std::string_view kHiprtc = "KERNEL_PYTORCH_HIPRTC";
 constexpr std::string_view kBundle = "KERNEL_PYTORCH_BUNDLE";
 constexpr std::string_view kCubinMegabytes = "KERNEL_PYTORCH_CUBIN_CACHE_MB";
 constexpr std::string_view kThreads = "KERNEL_PYTORCH_THREADS";
@@ -87,6 +88,7 @@ Options read_environment() {
       .log_level = read_choice(kLog, "warning", {"error", "warning", "info", "debug"}),
       .cpu_isa = read_choice(kCpuIsa, "", {"v2", "v3", "v4", "v4bf16", "v4amx", "neon", "neonbf16", "sve256"}),
       .nvrtc_library = read(kNvrtc).value_or(""),
+      .hiprtc_library = read(kHiprtc).value_or(""),
       .bundle_directory = read(kBundle).value_or(""),
       .cubin_cache_megabytes = read_number(kCubinMegabytes, 1024, 1 << 20),
       .threads = static_cast<int>(read_number(kThreads, 0, 4096)),
@@ -133,6 +135,7 @@ std::vector<OptionDescription> describe_options() {
       row(kCheck, now.check_values ? "1" : "0",
           "1: check offsets of packed sequences on a GPU too, which waits for it"),
       row(kNvrtc, now.nvrtc_library, "path of the libnvrtc to use; empty: search"),
+      row(kHiprtc, now.hiprtc_library, "path of the libhiprtc to use; empty: the system's"),
       row(kBundle, now.bundle_directory, "folder of kernels compiled ahead by `kpt compile`"),
       row(kCubinMegabytes, std::to_string(now.cubin_cache_megabytes),
           "size limit of the compiled-kernel cache; 0: off"),

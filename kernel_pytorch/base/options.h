@@ -16,6 +16,7 @@ struct Options {
   std::string log_level;  // KERNEL_PYTORCH_LOG: error, warning, info, debug
   std::string cpu_isa;    // KERNEL_PYTORCH_CPU_ISA: highest level used ("v3", "neon"); empty: the best there is
   std::string nvrtc_library;      // KERNEL_PYTORCH_NVRTC: path of libnvrtc to use; empty: search
+  std::string hiprtc_library;     // KERNEL_PYTORCH_HIPRTC: path of libhiprtc to use; empty: the system's
   std::string bundle_directory;   // KERNEL_PYTORCH_BUNDLE: cubins written by `kpt compile`
   int64_t cubin_cache_megabytes;  // KERNEL_PYTORCH_CUBIN_CACHE_MB: 0 turns the cubin cache off
   int threads;                    // KERNEL_PYTORCH_THREADS: of the library's own pool; 0: one per core allowed

@@ -130,7 +130,7 @@ TEST(Options, DescriptionNamesEachVariableOnceWithItsValue) {
       EXPECT_TRUE(row.from_environment);
     }
   }
-  EXPECT_EQ(seen.size(), 12u);
+  EXPECT_EQ(seen.size(), 13u);
 }
 
 std::mutex heard_mutex;

@@ -388,7 +388,7 @@ KP_API kp_status kp_cache_clear(const char* request, char** result);
 
 /* Compiles every CUDA kernel ("op" limits it) for one architecture into a folder that KERNEL_PYTORCH_BUNDLE can name:
  * {"architecture": "sm_90a", "output": "DIR", "op": ""}. Needs NVRTC, not a GPU.
- * {"kernels": [{"entry", "registers", "spill_bytes", "warnings", "seconds", "bytes", "log"}]}.
+ * {"kernels": [{"entry", "registers", "spill_bytes", "private_bytes", "warnings", "seconds", "bytes", "log"}]}.
  * Progress: {"done", "total", "entry"}. */
 KP_API kp_status kp_compile(const char* request, kp_progress progress, void* state, char** result);
 

@@ -213,6 +213,7 @@ Json report(const jit::CompiledKernel& kernel) {
   return {{"entry", kernel.entry},
           {"registers", kernel.registers},
           {"spill_bytes", kernel.spill_bytes},
+          {"private_bytes", kernel.private_bytes},
           {"warnings", kernel.warnings},
           {"seconds", kernel.seconds},
           {"bytes", kernel.cubin.size()},

@@ -1,7 +1,9 @@
-// kpt compile: CUDA kernels ahead of time, for one architecture, on a machine that needs NVRTC but no GPU. --strict
-// makes register spills and serialised wgmma failures, which is what CI asks. With --source it compiles a file of the
-// user's, which may include our primitives, into one cubin.
+// kpt compile: kernels ahead of time, for one architecture, on a machine that needs NVRTC (HIPRTC for AMD's) but no
+// GPU.
+// --strict makes register spills and serialised wgmma failures, which is what CI asks. With --source it compiles a file
+// of the user's, which may include our primitives, into one cubin.
 #include <algorithm>
+#include <map>
 
 #include "kernel_pytorch/c/names.h"
 #include "kernel_pytorch/cli/command.h"
@@ -45,6 +47,17 @@ std::vector<DeviceCode> first_of_each_source(const std::vector<DeviceCode>& code
   return first;
 }
 
+// What AMD's GPUs have no form of: each reason, and how many kernels it concerns.
+void print_refused(const std::vector<DeviceCode>& codes, const std::string& architecture) {
+  std::map<std::string, int> reasons;
+  for (const DeviceCode& code : codes) {
+    if (const std::string reason = jit::obstacle(code, architecture); !reason.empty()) ++reasons[reason];
+  }
+  for (const auto& [reason, count] : reasons) {
+    print("{} {} kernels left out: {}\n", paint(Color::kYellow, "○"), count, reason);
+  }
+}
+
 bool is_flawed(const jit::CompiledKernel& kernel) {
   return kernel.spill_bytes > 0 || !kernel.warnings.empty();
 }
@@ -52,8 +65,9 @@ bool is_flawed(const jit::CompiledKernel& kernel) {
 std::vector<jit::CompiledKernel> compile_with_progress(const CompileArguments& arguments) {
   std::vector<DeviceCode> codes = c_interface::device_code_of(named_operations(arguments.op));
   if (arguments.sample) codes = first_of_each_source(codes);
-  KnownKernels known(arguments.known, arguments.again);
-  codes = known.left_of(codes, arguments.architecture);
+  if (jit::is_amd(arguments.architecture) && !arguments.json) print_refused(codes, arguments.architecture);
+  KnownKernels known(arguments.known, arguments.again, arguments.architecture);
+  codes = known.left_of(codes);
   const auto runs_there = [&](const DeviceCode& code) { return jit::can_run(code, arguments.architecture); };
   const bool nothing_is_left = known.skipped() > 0 && std::none_of(codes.begin(), codes.end(), runs_there);
   if (known.skipped() > 0 && !arguments.json) {
@@ -92,7 +106,9 @@ void print_compiled(const CompileArguments& arguments, const std::vector<jit::Co
         failed ? paint(Color::kRed, "✗") : paint(Color::kGreen, "✓"), compiled.size(), arguments.architecture, seconds,
         bytes_text(static_cast<int64_t>(bytes)), flawed);
   if (compiled.empty()) return;
-  if (arguments.source.empty()) {
+  if (jit::is_amd(arguments.architecture)) {
+    print("{}: compiled, never run on hardware; this library launches none of it\n", arguments.output);
+  } else if (arguments.source.empty()) {
     print("use it with: export KERNEL_PYTORCH_BUNDLE={}\n", arguments.output);
   } else {
     print("{}: {} registers, function {}\n", arguments.output, compiled[0].registers, compiled[0].lowered_name);
@@ -135,11 +151,11 @@ int compile(const CompileArguments& arguments) {
 }  // namespace
 
 void add_compile(Command root) {
-  Command command = root.subcommand("compile", "Compile CUDA kernels ahead of time (needs NVRTC, not a GPU)");
+  Command command = root.subcommand("compile", "Compile GPU kernels ahead of time (needs NVRTC or HIPRTC, not a GPU)");
   auto arguments = std::make_shared<CompileArguments>();
   command.text("op", arguments->op, "an op, or the start of its name")
       .flag("--all", arguments->every_op, "every op")
-      .text("--arch", arguments->architecture, "as sm_90a, sm_80", Need::kRequired)
+      .text("--arch", arguments->architecture, "as sm_90a, sm_80; gfx90a for AMD: compiled, never run", Need::kRequired)
       .text("--output", arguments->output, "folder for the bundle; with --source the cubin's file", Need::kRequired)
       .text("--source", arguments->source,
             "a CUDA C++ file of your own instead of an op; it may include our primitives")

@@ -106,6 +106,16 @@ void look_at_nvrtc(std::vector<Finding>& findings, bool has_cuda) {
       {"NVRTC", has_cuda ? Health::kProblem : Health::kNote, nvrtc.absence, has_cuda ? "pip install " + package : ""});
 }
 
+// AMD's kernels are compiled ahead of time only; no kernel of this library runs on such a GPU.
+void look_at_hiprtc(std::vector<Finding>& findings) {
+  const jit::HiprtcInfo& hiprtc = jit::hiprtc_info();
+  const std::string state = "`kpt compile --arch gfx90a`: compiled, never run on hardware";
+  findings.push_back({"AMD", Health::kNote,
+                      hiprtc.found ? format("HIPRTC {} ({}) for {}", hiprtc.version, without_home(hiprtc.path), state)
+                                   : format("{}; it is for {}", hiprtc.absence, state),
+                      ""});
+}
+
 void look_at_caches(std::vector<Finding>& findings) {
   const tuning::StoreInfo store = tuning::store_info();
   const bool is_ready = store.state == "ready" || store.state.starts_with("ready");
@@ -221,6 +231,7 @@ Diagnosis diagnose(bool with_self_test, double python_seconds) {
   look_at_cpu(diagnosis.findings);
   const bool has_cuda = look_at_cuda(diagnosis.findings);
   look_at_nvrtc(diagnosis.findings, has_cuda);
+  look_at_hiprtc(diagnosis.findings);
   // Importing torch takes seconds: it goes on while kernels are tested.
   const std::optional<PythonProgram> python = find_python();
   std::optional<PythonQuestion> question;

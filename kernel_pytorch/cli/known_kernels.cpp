@@ -13,7 +13,10 @@ namespace {
 
 constexpr int64_t kLimitBytes = 1 << 22;
 
-std::string first_line() {
+std::string first_line(const std::string& architecture) {
+  if (jit::is_amd(architecture)) {
+    return concat("kernels that HIPRTC ", jit::hiprtc_info().version, " compiles without spills and warnings");
+  }
   const jit::NvrtcInfo& nvrtc = jit::nvrtc_info();
   return concat("kernels that NVRTC ", nvrtc.major, ".", nvrtc.minor, " compiles without spills and warnings");
 }
@@ -29,7 +32,8 @@ size_t number_in(std::string_view text, const std::string& again) {
 
 }  // namespace
 
-KnownKernels::KnownKernels(std::string path, const std::string& again) : path_(std::move(path)) {
+KnownKernels::KnownKernels(std::string path, const std::string& again, std::string architecture)
+    : path_(std::move(path)), architecture_(std::move(architecture)) {
   if (!again.empty()) {
     const size_t slash = std::min(again.find('/'), again.size() - 1);
     part_ = number_in(std::string_view(again).substr(0, slash), again);
@@ -40,14 +44,14 @@ KnownKernels::KnownKernels(std::string path, const std::string& again) : path_(s
   std::istringstream lines(read_file(path_, kLimitBytes));
   std::string line;
   std::getline(lines, line);
-  if (line != first_line()) return;
+  if (line != first_line(architecture_)) return;
   while (std::getline(lines, line)) known_.insert(line);
 }
 
-std::vector<DeviceCode> KnownKernels::left_of(const std::vector<DeviceCode>& codes, const std::string& architecture) {
+std::vector<DeviceCode> KnownKernels::left_of(const std::vector<DeviceCode>& codes) {
   std::vector<DeviceCode> left;
   for (const DeviceCode& code : codes) {
-    const std::string key = jit::bundle_key(code, architecture);
+    const std::string key = jit::bundle_key(code, architecture_);
     const bool is_due = parts_ != 0 && std::stoull(key.substr(0, 8), nullptr, 16) % parts_ == part_;
     if (known_.contains(key) && !is_due) {
       kept_.insert(key);
@@ -61,7 +65,7 @@ std::vector<DeviceCode> KnownKernels::left_of(const std::vector<DeviceCode>& cod
 void KnownKernels::record(const std::vector<jit::CompiledKernel>& compiled, bool of_all) const {
   std::set<std::string> keys = of_all ? kept_ : known_;
   for (const jit::CompiledKernel& kernel : compiled) keys.insert(kernel.key);
-  std::string text = first_line() + "\n";
+  std::string text = first_line(architecture_) + "\n";
   for (const std::string& key : keys) text += key + "\n";
   write_file(path_, text);
 }

@@ -5,11 +5,14 @@
 #include <mutex>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/cpu/thread_pool.h"
 #include "kernel_pytorch/device/parallel.h"
 #include "kernel_pytorch/jit/cubin_cache.h"
+#include "kernel_pytorch/jit/hiprtc.h"
 #include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/jit/nvrtc.h"
+#include "kernel_pytorch/jit/sources.h"
 
 namespace kernel_pytorch::jit {
 namespace {
@@ -21,23 +24,48 @@ void write_or_fail(const std::string& path, std::string_view bytes) {
 
 }  // namespace
 
-bool can_run(const DeviceCode& code, const std::string& architecture) {
+std::string obstacle(const DeviceCode& code, const std::string& architecture) {
+  const std::string needed = concat("sm_", code.minimum_capability);
+  if (is_amd(architecture)) {
+    if (code.architecture_specific) return concat("it is written for ", needed, "a alone");
+    if (code.minimum_capability >= 90) return concat("it needs what ", needed, " has (clusters, the copy engine)");
+    const std::string missing = hip_closure_of(code).missing;
+    return missing.empty() ? "" : concat("hip/ptx has no ", missing);
+  }
   const int capability = capability_of(architecture);
   if (code.architecture_specific) {
-    return is_architecture_specific(architecture) && capability == code.minimum_capability;
+    const bool is_its_own = is_architecture_specific(architecture) && capability == code.minimum_capability;
+    return is_its_own ? "" : concat("it is written for ", needed, "a alone");
   }
-  return capability >= code.minimum_capability;
+  return capability >= code.minimum_capability ? "" : concat("it needs ", needed);
+}
+
+bool can_run(const DeviceCode& code, const std::string& architecture) {
+  return obstacle(code, architecture).empty();
 }
 
 std::string bundle_key(const DeviceCode& code, const std::string& architecture) {
+  if (is_amd(architecture)) {
+    Fnv128 hash;
+    hash.add_part(hip_closure_of(code).closure.hash).add_part(code.entry);
+    for (const std::string& option : hip_compile_options(architecture)) hash.add_part(option);
+    return hash.hex();
+  }
   // The name that a device will look for: generic code does not carry the "a".
   return content_key(code, architecture_for(code, capability_of(architecture)));
+}
+
+CompiledKernel compile(const DeviceCode& code, const std::string& architecture) {
+  return is_amd(architecture) ? run_hiprtc(code, architecture) : run_nvrtc(code, architecture);
 }
 
 std::vector<CompiledKernel> write_bundle(const std::vector<DeviceCode>& codes, const std::string& architecture,
                                          const std::string& directory,
                                          void (*progress)(const CompiledKernel&, int done, int total)) {
-  const int capability = capability_of(architecture);
+  const std::string ending = is_amd(architecture) ? ".hsaco" : ".cubin";
+  const auto target_of = [&](const DeviceCode& code) {
+    return is_amd(architecture) ? architecture : architecture_for(code, capability_of(architecture));
+  };
   std::vector<DeviceCode> wanted;
   for (const DeviceCode& code : codes) {
     if (can_run(code, architecture) && std::find(wanted.begin(), wanted.end(), code) == wanted.end()) {
@@ -46,6 +74,10 @@ std::vector<CompiledKernel> write_bundle(const std::vector<DeviceCode>& codes, c
   }
   if (wanted.empty()) {
     KP_CHECK(!codes.empty(), "jit: there is nothing to compile: these ops have no CUDA kernels");
+    if (is_amd(architecture)) {
+      fail(ErrorCode::kInvalidArgument, "jit: none of the ", codes.size(), " kernels has a form for ", architecture,
+           ": ", codes[0].entry, ": ", obstacle(codes[0], architecture));
+    }
     const auto least = std::ranges::min_element(codes, {}, &DeviceCode::minimum_capability);
     fail(ErrorCode::kInvalidArgument, "jit: none of the ", codes.size(), " kernels runs on ", architecture,
          "; the least that they need is sm_", least->minimum_capability, ", as in --arch sm_80 or sm_90a");
@@ -57,19 +89,21 @@ std::vector<CompiledKernel> write_bundle(const std::vector<DeviceCode>& codes, c
   std::mutex progress_mutex;
   int done = 0;
   parallel_for(&cpu_device::own_threads(), static_cast<int64_t>(wanted.size()), [&](int64_t i) {
-    compiled[i] = run_nvrtc(wanted[i], architecture_for(wanted[i], capability));
+    compiled[i] = compile(wanted[i], target_of(wanted[i]));
     compiled[i].key = bundle_key(wanted[i], architecture);
+    // An AMD code object as it is: nothing of this library loads one, other programs may.
     const CubinFile file{compiled[i].entry, compiled[i].lowered_name, compiled[i].cubin};
-    write_or_fail(concat(directory, "/", compiled[i].key, ".cubin"), encode_cubin_file(file));
+    write_or_fail(concat(directory, "/", compiled[i].key, ending),
+                  is_amd(architecture) ? compiled[i].cubin : encode_cubin_file(file));
     const std::lock_guard lock(progress_mutex);
     ++done;
     if (progress != nullptr) progress(compiled[i], done, static_cast<int>(wanted.size()));
   });
-  std::string index = "file\tarchitecture\tregisters\tspill_bytes\tsource\tentry\n";
+  std::string index = "file\tarchitecture\tregisters\tspill_bytes\tprivate_bytes\tsource\tentry\n";
   for (size_t i = 0; i < wanted.size(); ++i) {
-    const std::string target = architecture_for(wanted[i], capability);
-    index += concat(compiled[i].key, ".cubin\t", target, "\t", compiled[i].registers, "\t", compiled[i].spill_bytes,
-                    "\t", wanted[i].source, "\t", wanted[i].entry, "\n");
+    index += concat(compiled[i].key, ending, "\t", target_of(wanted[i]), "\t", compiled[i].registers, "\t",
+                    compiled[i].spill_bytes, "\t", compiled[i].private_bytes, "\t", wanted[i].source, "\t",
+                    wanted[i].entry, "\n");
   }
   write_or_fail(concat(directory, "/index-", architecture, ".tsv"), index);
   return compiled;

@@ -27,18 +27,19 @@ struct CompiledKernel {
   std::string key;  // bundle_key: set by write_bundle
   std::string entry;
   std::string lowered_name;
-  std::string cubin;
-  std::string log;       // NVRTC's and ptxas' words, warnings included
-  std::string warnings;  // the lines of the log that a release must not have (warnings, serialised wgmma)
-  int registers = 0;     // from ptxas; 0 where the driver will finish the compilation (PTX)
-  int spill_bytes = 0;
+  std::string cubin;      // for AMD's GPUs the code object
+  std::string log;        // NVRTC's and ptxas' words, warnings included
+  std::string warnings;   // the lines of the log that a release must not have (warnings, serialised wgmma)
+  int registers = 0;      // from ptxas; 0 where the driver will finish the compilation (PTX). AMD: vector registers
+  int spill_bytes = 0;    // AMD: what went to memory; scalar registers go to lanes of a vector register
+  int private_bytes = 0;  // AMD: of a lane in memory, spills and arrays that are indexed at run time
   double seconds = 0;
 };
 
 // "sm_90a" for architecture-specific code on capability 90, else "sm_90"; a newer, unknown capability names itself.
 std::string architecture_for(const DeviceCode& code, int capability);
 
-// Compiles without a GPU. Throws kDevice with the log.
+// Compiles without a GPU: by NVRTC, or for AMD's "gfx90a" by HIPRTC into a code object. Throws kDevice with the log.
 KP_EXPORT CompiledKernel compile(const DeviceCode& code, const std::string& architecture);
 
 // Writes every kernel compiled for the architecture ("sm_90a") into a folder that KERNEL_PYTORCH_BUNDLE can name.
@@ -47,7 +48,11 @@ KP_EXPORT std::vector<CompiledKernel> write_bundle(const std::vector<DeviceCode>
                                                    const std::string& architecture, const std::string& directory,
                                                    void (*progress)(const CompiledKernel&, int done, int total));
 
-// Architecture-specific code (sm_90a) runs on no other architecture, not even on a newer one.
+// "gfx90a": an architecture of AMD's GPUs.
+KP_EXPORT bool is_amd(const std::string& architecture);
+// Why the architecture cannot run the code; empty where it can. Architecture-specific code (sm_90a) runs on no other,
+// not even on a newer one; AMD's GPUs have no form of some instructions.
+KP_EXPORT std::string obstacle(const DeviceCode& code, const std::string& architecture);
 KP_EXPORT bool can_run(const DeviceCode& code, const std::string& architecture);
 // The name of a kernel's file in such a folder, without its ending: a hash of the source, its includes, the entry, the
 // options and the architecture.
@@ -62,6 +67,14 @@ struct NvrtcInfo {
 };
 // Found by file names alone where they tell the version, since loading takes up to 0.3 s; `load` makes sure it works.
 KP_EXPORT const NvrtcInfo& nvrtc_info(bool load = false);
+struct HiprtcInfo {
+  bool found = false;
+  std::string version;  // "5.2.21153": of HIP
+  std::string path;
+  std::string absence;  // why there is none, with the cure
+};
+// Loads it.
+KP_EXPORT const HiprtcInfo& hiprtc_info();
 // Folders to look into before wheels and the system are searched; Python names those on sys.path.
 KP_EXPORT void set_nvrtc_search_path(const std::string& colon_separated_directories);
 

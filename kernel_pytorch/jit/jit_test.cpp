@@ -9,6 +9,7 @@
 #include "kernel_pytorch/jit/cubin_cache.h"
 #include "kernel_pytorch/jit/jit_fixture_test.h"
 #include "kernel_pytorch/jit/nvrtc.h"
+#include "kernel_pytorch/jit/program.h"
 
 namespace kernel_pytorch::jit {
 namespace {

@@ -2,7 +2,6 @@
 #include "kernel_pytorch/jit/nvrtc.h"
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
 #include <chrono>
 
@@ -11,12 +10,11 @@
 #include "kernel_pytorch/base/options.h"
 #include "kernel_pytorch/device/cuda/driver_table.h"
 #include "kernel_pytorch/jit/nvrtc_library.h"
+#include "kernel_pytorch/jit/program.h"
 #include "kernel_pytorch/jit/ptxas_log.h"
 
 namespace kernel_pytorch::jit {
 namespace {
-
-std::atomic<int64_t> programs_compiled{0};
 
 struct Architecture {
   bool is_real = true;  // sm_: a cubin; compute_: PTX for the driver to finish
@@ -62,72 +60,6 @@ std::string target_for(const NvrtcLibrary& nvrtc, const std::string& architectur
   return concat("compute_", newest);
 }
 
-// A program that is destroyed on every way out.
-class Program {
- public:
-  Program(const NvrtcLibrary& nvrtc, const SourceClosure& closure, const std::string& entry)
-      : nvrtc_(nvrtc), entry_(entry) {
-    std::vector<std::string> texts, names;
-    std::vector<const char*> text_pointers, name_pointers;
-    for (const EmbeddedSource& file : closure.files) {
-      texts.emplace_back(file.text);
-      names.emplace_back(file.path);
-    }
-    for (size_t i = 1; i < texts.size(); ++i) {
-      text_pointers.push_back(texts[i].c_str());
-      name_pointers.push_back(names[i].c_str());
-    }
-    require(nvrtc_.create(&program_, texts[0].c_str(), names[0].c_str(), static_cast<int>(text_pointers.size()),
-                          text_pointers.data(), name_pointers.data()),
-            "creating a program");
-  }
-  ~Program() { nvrtc_.destroy(&program_); }
-  Program(const Program&) = delete;
-  Program& operator=(const Program&) = delete;
-
-  void require(NvrtcResult result, std::string_view what) const {
-    if (result != 0) {
-      fail(ErrorCode::kDevice, "jit: ", entry_, ": ", what, ": ", nvrtc_.error_string(result));
-    }
-  }
-  void compile(const std::vector<std::string>& options, const std::string& architecture) {
-    require(nvrtc_.add_name(program_, entry_.c_str()), "adding its name");
-    std::vector<const char*> pointers;
-    for (const std::string& option : options) pointers.push_back(option.c_str());
-    programs_compiled.fetch_add(1, std::memory_order_relaxed);
-    const NvrtcResult result = nvrtc_.compile(program_, static_cast<int>(pointers.size()), pointers.data());
-    if (result != 0) {
-      fail(ErrorCode::kDevice, "jit: compiling ", entry_, " for ", architecture, " with NVRTC ", nvrtc_.info.major, ".",
-           nvrtc_.info.minor, " (", nvrtc_.info.path, ") failed: ", nvrtc_.error_string(result), "\n", log());
-    }
-  }
-  std::string log() const {
-    size_t bytes = 0;
-    require(nvrtc_.log_size(program_, &bytes), "reading the log");
-    std::string text(bytes, '\0');
-    if (bytes > 0) require(nvrtc_.log(program_, text.data()), "reading the log");
-    while (!text.empty() && text.back() == '\0') text.pop_back();
-    return text;
-  }
-  std::string lowered_name() const {
-    const char* name = nullptr;
-    require(nvrtc_.lowered_name(program_, entry_.c_str(), &name), "reading its lowered name");
-    return name;
-  }
-  std::string code(bool is_cubin) const {
-    size_t bytes = 0;
-    require((is_cubin ? nvrtc_.cubin_size : nvrtc_.ptx_size)(program_, &bytes), "reading the compiled code");
-    std::string code(bytes, '\0');
-    require((is_cubin ? nvrtc_.cubin : nvrtc_.ptx)(program_, code.data()), "reading the compiled code");
-    return code;
-  }
-
- private:
-  const NvrtcLibrary& nvrtc_;
-  const std::string& entry_;
-  NvrtcProgram program_ = nullptr;
-};
-
 }  // namespace
 
 int capability_of(const std::string& architecture) {
@@ -157,12 +89,13 @@ CompiledKernel run_nvrtc(const DeviceCode& code, const std::string& architecture
   const NvrtcLibrary& nvrtc = require_nvrtc();
   const std::string target = target_for(nvrtc, architecture, code.entry);
   const auto start = std::chrono::steady_clock::now();
-  Program program(nvrtc, closure, code.entry);
+  Program program(nvrtc, closure.files[0], std::span(closure.files).subspan(1), code.entry);
   program.compile(compile_options(target), architecture);
   CompiledKernel compiled;
   compiled.entry = code.entry;
   compiled.lowered_name = program.lowered_name();
-  compiled.cubin = program.code(target.starts_with("sm_"));
+  const bool is_cubin = target.starts_with("sm_");
+  compiled.cubin = program.code(is_cubin ? nvrtc.cubin_size : nvrtc.ptx_size, is_cubin ? nvrtc.cubin : nvrtc.ptx);
   compiled.log = program.log();
   PtxasSummary summary = summarize_ptxas_log(compiled.log);
   compiled.warnings = std::move(summary.warnings);
@@ -172,17 +105,9 @@ CompiledKernel run_nvrtc(const DeviceCode& code, const std::string& architecture
   return compiled;
 }
 
-CompiledKernel compile(const DeviceCode& code, const std::string& architecture) {
-  return run_nvrtc(code, architecture);
-}
-
 std::string nvrtc_version_text() {
   const NvrtcInfo& info = nvrtc_info();
   return info.found ? concat(info.major, ".", info.minor) : "";
-}
-
-int64_t compile_count() {
-  return programs_compiled.load(std::memory_order_relaxed);
 }
 
 }  // namespace kernel_pytorch::jit

@@ -22,9 +22,6 @@ CompiledKernel run_nvrtc(const DeviceCode& code, const std::string& architecture
 // "13.0", without loading it where file names tell; empty where there is none.
 std::string nvrtc_version_text();
 
-// Programs that this process has handed to NVRTC.
-int64_t compile_count();
-
 // 90 for "sm_90", "sm_90a", "compute_90". Throws kInvalidArgument for anything else.
 int capability_of(const std::string& architecture);
 bool is_architecture_specific(const std::string& architecture);

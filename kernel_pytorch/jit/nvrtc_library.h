@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/jit/jit.h"
 
 struct _nvrtcProgram;
@@ -34,12 +35,16 @@ using NvrtcProgram = _nvrtcProgram*;
   X(ptx, "nvrtcGetPTX", (NvrtcProgram program, char* code))
 
 struct NvrtcLibrary {
+  using Handle = NvrtcProgram;
 #define KP_NVRTC_MEMBER(member, symbol, parameters) NvrtcResult(*member) parameters = nullptr;
   KP_NVRTC_FUNCTIONS(KP_NVRTC_MEMBER)
 #undef KP_NVRTC_MEMBER
   const char* (*error_string)(NvrtcResult result) = nullptr;
   NvrtcInfo info;
   std::vector<int> capabilities;  // that it knows: {75, 80, ..., 121}
+  std::string description() const {
+    return concat("NVRTC ", info.major, ".", info.minor, " (", info.path, ")");
+  }
 };
 
 // Loads it at the first call. Throws kDevice with how to get one. The reference stays valid for good.

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/hash.h"
@@ -39,15 +40,25 @@ bool holds(const std::vector<EmbeddedSource>& files, std::string_view path) {
   return std::any_of(files.begin(), files.end(), [&](const EmbeddedSource& file) { return file.path == path; });
 }
 
-SourceClosure make_closure(const std::string& path, const EmbeddedSource* generated = nullptr) {
-  const EmbeddedSource* root = find_source(path);
-  KP_INTERNAL_CHECK(root != nullptr, "jit: ", path,
-                    " is not among the embedded device sources; its name must end in .cuh or _cuda.h");
-  SourceClosure closure{{*root}, "", 0};
+constexpr std::string_view kNvidiaFolder = "kernel_pytorch/cuda/ptx/", kAmdFolder = "kernel_pytorch/hip/ptx/";
+
+// The source that an include of this name means on an AMD GPU; nothing where there is none.
+std::optional<EmbeddedSource> find_amd_source(std::string_view path) {
+  const bool is_exchanged = path.starts_with(kNvidiaFolder);
+  const EmbeddedSource* found =
+      find_source(is_exchanged ? concat(kAmdFolder, path.substr(kNvidiaFolder.size())) : std::string(path));
+  if (found == nullptr) return std::nullopt;
+  return EmbeddedSource{path, found->text};
+}
+
+// `find` gives the source behind an include's name, if there is one.
+template <class Find>
+SourceClosure make_closure(const std::vector<EmbeddedSource>& roots, const Find& find) {
+  SourceClosure closure{roots, "", 0};
   for (size_t i = 0; i < closure.files.size(); ++i) {
     for (std::string_view include : quoted_includes(closure.files[i].text)) {
-      const EmbeddedSource* found = include == kGeneratedPath ? generated : find_source(include);
-      if (found != nullptr && !holds(closure.files, include)) closure.files.push_back(*found);
+      const std::optional<EmbeddedSource> found = find(include);
+      if (found.has_value() && !holds(closure.files, include)) closure.files.push_back(*found);
     }
   }
   std::sort(closure.files.begin() + 1, closure.files.end(),
@@ -57,6 +68,20 @@ SourceClosure make_closure(const std::string& path, const EmbeddedSource* genera
   closure.hash = hash.hex();
   closure.short_hash = hash.low64();
   return closure;
+}
+
+EmbeddedSource root_source(const std::string& path) {
+  const EmbeddedSource* root = find_source(path);
+  KP_INTERNAL_CHECK(root != nullptr, "jit: ", path,
+                    " is not among the embedded device sources; its name must end in .cuh or _cuda.h");
+  return *root;
+}
+
+SourceClosure make_closure(const std::string& path, const EmbeddedSource* generated = nullptr) {
+  return make_closure({root_source(path)}, [&](std::string_view include) -> std::optional<EmbeddedSource> {
+    const EmbeddedSource* found = include == kGeneratedPath ? generated : find_source(include);
+    return found == nullptr ? std::nullopt : std::optional(*found);
+  });
 }
 
 }  // namespace
@@ -77,6 +102,24 @@ SourceClosure closure_of(const DeviceCode& code) {
   KP_INTERNAL_CHECK(holds(closure.files, kGeneratedPath), "jit: ", code.source, " has a generated text and does not ",
                     "include \"", kGeneratedPath, "\"");
   return closure;
+}
+
+HipClosure hip_closure_of(const DeviceCode& code) {
+  HipClosure result;
+  result.closure = make_closure({root_source(code.source), root_source(std::string(kAmdWords))},
+                                [&](std::string_view include) -> std::optional<EmbeddedSource> {
+                                  if (include == kGeneratedPath) {
+                                    // HIPRTC refuses an empty header.
+                                    if (code.generated.empty()) return std::nullopt;
+                                    return EmbeddedSource{kGeneratedPath, code.generated};
+                                  }
+                                  const std::optional<EmbeddedSource> found = find_amd_source(include);
+                                  if (!found.has_value() && include.starts_with(kNvidiaFolder)) {
+                                    result.missing = include.substr(kNvidiaFolder.size());
+                                  }
+                                  return found;
+                                });
+  return result;
 }
 
 uint64_t source_hash(const std::string& source) {

@@ -1,7 +1,8 @@
 """Verifies a sample of every op's CUDA kernels on the emulated GPU: `python tests/emulated_gpu/run_sample.py`.
 
 Each line of sample.txt is one `kpt verify`: all kernels and configs that take the problem, against the reference. With
-another seed threads run in another order. Exits with 1 where a problem fails, exceeds its time or has no CUDA kernel,
+another seed threads run in another order. --amd runs the kernels that AMD's GPUs have, by the primitives of
+kernel_pytorch/hip. Exits with 1 where a problem fails, exceeds its time or has no CUDA kernel,
 and where an op is neither in sample.txt nor left out there.
 """
 
@@ -14,11 +15,15 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
+
+
+# Ops whose every kernel is for sm_90a alone.
+NOT_ON_AMD = {"scaled_grouped_matmul"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,17 @@ def read_sample(path: Path) -> tuple[list[Problem], set[str]]:
     lines = [line.split() for line in path.read_text().splitlines() if line and not line.startswith("#")]
     problems = [Problem(line[0], line[1], line[2], line[3], tuple(line[4:])) for line in lines if line[0] != "without"]
     return problems, {line[1].rstrip(":") for line in lines if line[0] == "without"}
+
+
+def for_amd(problems: list[Problem]) -> list[Problem]:
+    """Kernels that need nothing of sm_90, which is what has a form for AMD's GPUs."""
+    return list(
+        dict.fromkeys(
+            replace(problem, capability=min(problem.capability, "8.9"))
+            for problem in problems
+            if problem.op not in NOT_ON_AMD
+        )
+    )
 
 
 def missing_ops(problems: list[Problem], left_out: set[str], build: Path) -> list[str]:
@@ -77,12 +93,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--only", default="", help="problems whose text contains this")
+    parser.add_argument("--amd", action="store_true", help="the primitives of kernel_pytorch/hip")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=float, default=90, help="seconds for each problem")
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1))
     arguments = parser.parse_args()
     sample, left_out = read_sample(FOLDER / "sample.txt")
-    problems = [problem for problem in sample if arguments.only in problem.text()]
+    if arguments.amd:
+        os.environ["EMULATED_GPU_PRIMITIVES"] = "amd"
+    problems = [
+        problem for problem in (for_amd(sample) if arguments.amd else sample) if arguments.only in problem.text()
+    ]
     start = time.monotonic()
     failed = 0
     with ThreadPoolExecutor(arguments.jobs) as pool:

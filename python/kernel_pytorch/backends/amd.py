@@ -1,5 +1,6 @@
-"""AMD GPUs through a ROCm build of torch. The library has no kernels for them: a model is moved there and
-torch's run; functions of kernel_pytorch run there as torch operations."""
+"""AMD GPUs through a ROCm build of torch. The library runs no kernels on them (those that `kpt compile --arch gfx90a`
+compiles have never run on hardware): a model is moved there and torch's run; functions of kernel_pytorch run there as
+torch operations."""
 
 from __future__ import annotations
 

@@ -36,6 +36,16 @@ enum Result : int { kOk = 0, kInvalidInput = 3, kInvalidOption = 5, kCompilation
 
 constexpr int kCapabilities[] = {80, 86, 87, 89, 90, 100, 103, 120, 121};
 constexpr const char kPtxFolder[] = "kernel_pytorch/cuda/ptx/";
+const fs::path kRoot = fs::path(EMULATED_DEVICE_SOURCES) / ".." / ".." / "..";
+
+// Whether kernel_pytorch/hip takes the place of device/ptx.
+bool has_amd_primitives() {
+  const char* wanted = std::getenv("EMULATED_GPU_PRIMITIVES");
+  return wanted != nullptr && std::strcmp(wanted, "amd") == 0;
+}
+fs::path ptx_folder() {
+  return has_amd_primitives() ? kRoot / "kernel_pytorch" / "hip" / "ptx" : fs::path(EMULATED_DEVICE_SOURCES) / "ptx";
+}
 
 std::string read_file(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -55,6 +65,11 @@ int minor_version() {
     uint64_t hash = 0xcbf29ce484222325u;
     std::vector<fs::path> files;
     for (const auto& item : fs::recursive_directory_iterator(EMULATED_DEVICE_SOURCES)) files.push_back(item.path());
+    if (has_amd_primitives()) {
+      for (const auto& item : fs::recursive_directory_iterator(kRoot / "kernel_pytorch" / "hip")) {
+        files.push_back(item.path());
+      }
+    }
     Dl_info own{};
     dladdr(reinterpret_cast<void*>(&read_file), &own);
     files.emplace_back(own.dli_fname);
@@ -151,7 +166,7 @@ int compile(_nvrtcProgram& program, int architecture, bool is_specific) {
       write_file(folder.path() / name, rewrite(text));
       continue;
     }
-    const fs::path emulated = fs::path(EMULATED_DEVICE_SOURCES) / "ptx" / name.substr(sizeof(kPtxFolder) - 1);
+    const fs::path emulated = ptx_folder() / name.substr(sizeof(kPtxFolder) - 1);
     if (!fs::exists(emulated)) {
       program.log = "emulated NVRTC: " + name + " has no emulated counterpart " + emulated.string();
       return kCompilation;
@@ -171,8 +186,13 @@ int compile(_nvrtcProgram& program, int architecture, bool is_specific) {
       "-fconstexpr-ops-limit=2000000000", "-fconstexpr-loop-limit=10000000",
       // As NVRTC: a product and a sum become one instruction where they meet.
       "-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt", "-ffp-contract=fast", "-D__CUDACC_RTC__=1",
-      "-D__CUDACC__=1", "-D__CUDA_ARCH__=" + std::to_string(architecture), "-I" + folder.path().string(),
-      "-I" EMULATED_DEVICE_SOURCES, main.string(), "-o", object.string(), "-L" + libraries, "-l:libcuda.so.1", "-lm"};
+      "-D__CUDACC__=1", "-I" + folder.path().string(), "-I" EMULATED_DEVICE_SOURCES, main.string(), "-o",
+      object.string(), "-L" + libraries, "-l:libcuda.so.1", "-lm"};
+  if (has_amd_primitives()) {
+    arguments.insert(arguments.end(), {"-DEMULATED_AMD=1", "-I" + kRoot.string()});
+  } else {
+    arguments.push_back("-D__CUDA_ARCH__=" + std::to_string(architecture));
+  }
   if (is_specific) arguments.emplace_back("-D__CUDA_ARCH_FEAT_SM" + std::to_string(architecture / 10) + "_ALL=1");
   if (const char* keep = std::getenv("EMULATED_GPU_KEEP_SOURCES")) {
     fs::copy(folder.path(), fs::path(keep) / program.lowered_name,

@@ -165,6 +165,10 @@ inline float atomicExch(float* address, float value) {
 }
 
 // --- warps and blocks
+#ifdef EMULATED_AMD
+#include "amd.h"
+#include "kernel_pytorch/hip/lanes.cuh"
+#else
 template <class T>
 inline T emulated_shuffle_of(unsigned mask, T value, int argument, int width, int mode) {
   if constexpr (sizeof(T) < 4) {
@@ -239,6 +243,7 @@ inline void __syncwarp(unsigned mask = 0xffffffffu) {
 inline unsigned __activemask() {
   return emulated_active_mask();
 }
+#endif
 inline void __syncthreads() {
   emulated_sync_threads(0, 0);
 }
