@@ -27,6 +27,7 @@ NO_COMPARISON = {
     "*.txt": "notes of single measurements",
     "cpu_sparse_attention.json": "its peer is our own dense attention",
     "cpu_sparse_perplexity.json": "perplexities",
+    "cpu_sparse_blocks.json": "perplexities",
     "cpu_sparse_training.json": "perplexities",
     "h200_course.json": "the course's kernels, against their predictions",
     "cpu_adaptive_precision.json": "perplexities",

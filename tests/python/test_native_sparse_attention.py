@@ -221,6 +221,32 @@ def test_compile_and_vmap() -> None:
     torch.testing.assert_close(mapped[:, 0], expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_casts_what_is_multiplied(dtype: Any) -> None:
+    tensors, gates = inputs(1, 40, 40, 2, 2, 8, torch.float32)
+    options = dict(window=5, **ours("paper", PAPER))
+    means = [torch.stack([x[:, c * 4 : c * 4 + 8].mean(1) for c in range(9)], 1) for x in tensors[1:]]
+    lists = torch.randint(0, 3, (1, 40, 2, 2))
+    leaves = [x.requires_grad_() for x in (tensors[0].to(dtype), *tensors[1:], gates)]
+    with torch.autocast("cpu", dtype):
+        output = F.native_sparse_attention(
+            *leaves[:3],
+            gates=leaves[3],
+            compressed_key=means[0],
+            compressed_value=means[1],
+            block_indices=lists,
+            **options,
+        )
+    assert output.dtype == dtype
+    expected = F.native_sparse_attention(
+        *(x.to(dtype) for x in leaves[:3]), gates=leaves[3], compressed_key=means[0].to(dtype),
+        compressed_value=means[1].to(dtype), block_indices=lists, **options,
+    )  # fmt: skip
+    assert torch.equal(output, expected)
+    grads = torch.autograd.grad(output.float().sum(), leaves)
+    assert [x.dtype for x in grads] == [dtype, torch.float32, torch.float32, torch.float32]
+
+
 def test_layer_trains_and_counts_its_gates() -> None:
     layer = NativeSparseAttention(
         32, 4, num_kv_heads=2, block_size=8, blocks=3, window=6, compress_block=8, compress_stride=4
@@ -235,6 +261,11 @@ def test_layer_trains_and_counts_its_gates() -> None:
     torch.testing.assert_close(other(x), layer(x))
     causal = layer(x[:, :20])
     torch.testing.assert_close(causal, layer(x)[:, :20], atol=1e-5, rtol=1e-5)
+    for tokens in (0, 1, 7):  # none, one, less than a block
+        x = torch.randn(2, tokens, 32, requires_grad=True)
+        output = layer(x)
+        assert output.shape == x.shape
+        assert torch.autograd.grad(output.sum(), x)[0].shape == x.shape
     with pytest.raises(ValueError, match="num_kv_heads"):
         NativeSparseAttention(32, 4, num_kv_heads=3)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .support.casting import autocast
 from .support.declare import differentiable
 
 Gate = Tensor | float | None
@@ -41,7 +42,8 @@ def native_sparse_attention(
     What is missing early in a sequence is skipped. The last query stands at the last key.
 
     Args:
-        query: [batch, queries, heads, size]; fp32, bf16, fp16, and fp64 on the CPU.
+        query: [batch, queries, heads, size]; fp32, bf16, fp16, and fp64 on the CPU. Under autocast query, key, value
+            and compressed ones are cast to its type.
         key: [batch, keys, key_heads, size]; the heads of query are a multiple of key_heads.
         value: [batch, keys, key_heads, value_size].
         gates: of the compressed, the selected and the window branch: [batch, queries, heads, 3], or three of [batch,
@@ -70,6 +72,9 @@ def native_sparse_attention(
         [batch, queries, heads, value_size], contiguous. Gradients of query, key, value, compressed ones and gates; the
         choice has none.
     """
+    query, key, value = autocast(query, key, value)
+    if compressed_key is not None and compressed_value is not None:
+        compressed_key, compressed_value = autocast(compressed_key, compressed_value)
     by_branch = _branches(gates, query)
     indices = None if block_indices is None else block_indices.to(torch.int32)
     output, selected = _forward(

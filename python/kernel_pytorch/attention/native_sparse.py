@@ -75,11 +75,15 @@ class NativeSparseAttention(nn.Module):
     ) -> Tensor:
         """hidden_states: [batch, tokens, embed_dim]; rotary: cosines and sines as `functional.rope` takes them;
         cu_seqlens: [sequences + 1], the batch being 1."""
-        heads = (*hidden_states.shape[:-1], -1, self.head_dim)
-        query, key, value = (p(hidden_states).view(heads) for p in (self.q_proj, self.k_proj, self.v_proj))
+        query, key, value = (
+            project(hidden_states).unflatten(-1, (heads, self.head_dim))
+            for project, heads in (
+                (self.q_proj, self.num_heads), (self.k_proj, self.num_kv_heads), (self.v_proj, self.num_kv_heads)
+            )
+        )  # fmt: skip
         if rotary is not None:
             query, key = F.rope(query, key, *rotary)
-        gates = self.gate_proj(hidden_states).view(*hidden_states.shape[:-1], self.num_heads, 3).sigmoid()
+        gates = self.gate_proj(hidden_states).unflatten(-1, (self.num_heads, 3)).sigmoid()
         output = F.native_sparse_attention(
             query,
             key,
