@@ -84,8 +84,8 @@ asan: setup  ## C++ tests under AddressSanitizer and UBSan
 tsan: setup  ## C++ tests under ThreadSanitizer
 	@tools/sanitize thread build-tsan
 
-arm64:  ## the core and its C++ tests cross-compiled for arm64 and run under qemu, on a sample of shapes
+arm64:  ## the core and its C++ tests cross-compiled for arm64 and run under qemu, ops on a sample of shapes
 	@tools/setup --arm64 && tools/test_arm64 build-arm64
 
 clean:  ## remove what was built (.venv stays)
-	@rm -rf build build-asan build-tsan build-wheel dist
+	@rm -rf build build-asan build-tsan build-wheel build-arm64 dist

@@ -4,7 +4,7 @@
 # A file that holds for other levels says so in a line of its own: "// kp-isa: v4amx". Levels of another architecture than
 # the target's are left out.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
-  set(KP_ISAS neon neonbf16 sve256)
+  set(KP_ISAS neon neondot neonbf16 sve256)
   set(KP_DEFAULT_ISAS neon sve256)
 else()
   set(KP_ISAS v2 v3 v4 v4vnni v4bf16 v4amx)
@@ -17,8 +17,9 @@ set(KP_FLAGS_v4vnni -march=x86-64-v4 -mprefer-vector-width=512 -mavx512vnni)
 set(KP_FLAGS_v4bf16 -march=x86-64-v4 -mprefer-vector-width=512 -mavx512bf16)
 set(KP_FLAGS_v4amx -march=x86-64-v4 -mprefer-vector-width=512 -mavx512bf16 -mamx-tile -mamx-bf16 -mamx-int8)
 set(KP_FLAGS_neon -march=armv8-a)
-set(KP_FLAGS_neonbf16 -march=armv8.2-a+bf16)
-set(KP_FLAGS_sve256 -march=armv8.2-a+sve+bf16 -msve-vector-bits=256)
+set(KP_FLAGS_neondot -march=armv8.2-a+dotprod)
+set(KP_FLAGS_neonbf16 -march=armv8.2-a+dotprod+i8mm+bf16)
+set(KP_FLAGS_sve256 -march=armv8.2-a+dotprod+i8mm+sve+bf16 -msve-vector-bits=256)
 set(KP_UNSANITIZED_ISAS "" CACHE STRING "Levels that the run under a sanitizer does not reach: their kernels are built without it")
 
 file(GLOB_RECURSE cpu_kernel_sources CONFIGURE_DEPENDS kernel_pytorch/*_isa.cpp)

@@ -86,7 +86,8 @@ Options read_environment() {
   return Options{
       .cache_directory = read(kCacheDirectory).value_or(default_cache_directory()),
       .log_level = read_choice(kLog, "warning", {"error", "warning", "info", "debug"}),
-      .cpu_isa = read_choice(kCpuIsa, "", {"v2", "v3", "v4", "v4bf16", "v4amx", "neon", "neonbf16", "sve256"}),
+      .cpu_isa =
+          read_choice(kCpuIsa, "", {"v2", "v3", "v4", "v4bf16", "v4amx", "neon", "neondot", "neonbf16", "sve256"}),
       .nvrtc_library = read(kNvrtc).value_or(""),
       .hiprtc_library = read(kHiprtc).value_or(""),
       .bundle_directory = read(kBundle).value_or(""),
@@ -127,7 +128,7 @@ std::vector<OptionDescription> describe_options() {
       row(kCacheDirectory, now.cache_directory, "where tuning results and compiled kernels are kept"),
       row(kLog, now.log_level, "error, warning, info or debug"),
       row(kCpuIsa, now.cpu_isa,
-          "highest CPU instruction level used: v2, v3, v4, v4bf16, v4amx; neon, neonbf16, sve256"),
+          "highest CPU instruction level used: v2, v3, v4, v4bf16, v4amx; neon, neondot, neonbf16, sve256"),
       row(kThreads, std::to_string(now.threads),
           "threads of the library's own pool; 0: one per physical core, within the quota"),
       row(kAutotune, now.autotune ? "1" : "0", "1: measure every new problem at its first call"),

@@ -80,6 +80,8 @@ std::string_view name_of(CpuIsa isa) {
       return "v4amx";
     case CpuIsa::kNeon:
       return "neon";
+    case CpuIsa::kNeonDot:
+      return "neondot";
     case CpuIsa::kNeonBf16:
       return "neonbf16";
     case CpuIsa::kSve256:

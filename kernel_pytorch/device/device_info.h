@@ -13,8 +13,8 @@
 namespace kernel_pytorch {
 
 // Instruction levels of the CPU: x86-64's, then arm64's, each containing those of its architecture before it.
-enum class CpuIsa : uint8_t { kX86V2, kX86V3, kX86V4, kX86V4Bf16, kX86V4Amx, kNeon, kNeonBf16, kSve256 };
-// "v2", "v3", "v4", "v4bf16", "v4amx", "neon", "neonbf16", "sve256"
+enum class CpuIsa : uint8_t { kX86V2, kX86V3, kX86V4, kX86V4Bf16, kX86V4Amx, kNeon, kNeonDot, kNeonBf16, kSve256 };
+// "v2", "v3", "v4", "v4bf16", "v4amx", "neon", "neondot", "neonbf16", "sve256"
 KP_EXPORT std::string_view name_of(CpuIsa isa);
 
 struct CpuInfo {

@@ -9,6 +9,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/hash.h"
+#include "kernel_pytorch/base/log.h"
 #include "kernel_pytorch/base/options.h"
 #include "kernel_pytorch/device/context.h"
 #include "kernel_pytorch/device/cpu/cpu_info.h"
@@ -111,6 +112,7 @@ TEST(DeviceInfo, TheLevelCanBeCappedNeverRaised) {
   EXPECT_EQ(cap_isa(CpuIsa::kNeon, "v2"), CpuIsa::kNeon);
   EXPECT_EQ(cap_isa(CpuIsa::kNeon, "sve256"), CpuIsa::kNeon);
   EXPECT_EQ(cap_isa(CpuIsa::kSve256, "neonbf16"), CpuIsa::kNeonBf16);
+  EXPECT_EQ(cap_isa(CpuIsa::kNeonBf16, "neondot"), CpuIsa::kNeonDot);
   EXPECT_EQ(cap_isa(CpuIsa::kSve256, "neon"), CpuIsa::kNeon);
   const Options before = options();
   Options capped = before;
@@ -120,6 +122,20 @@ TEST(DeviceInfo, TheLevelCanBeCappedNeverRaised) {
   set_options_for_process(before);
   EXPECT_EQ(name_of(info.cpu.isa), capped.cpu_isa);
   EXPECT_EQ(info.cpu.machine_isa, device_info(Device{}).cpu.machine_isa);
+}
+
+TEST(DeviceInfo, ALevelOfAnotherArchitectureIsNamed) {
+  static std::string said;
+  const Options before = options();
+  Options capped = before;
+  capped.cpu_isa = device_info(Device{}).cpu.machine_isa >= CpuIsa::kNeon ? "v3" : "neon";
+  set_log_sink([](LogLevel, std::string_view message) { said += message; });
+  set_options_for_process(capped);
+  const DeviceInfo info = cpu_device::detect();
+  set_options_for_process(before);
+  set_log_sink(nullptr);
+  EXPECT_EQ(info.cpu.isa, info.cpu.machine_isa);
+  EXPECT_NE(said.find("ignoring KERNEL_PYTORCH_CPU_ISA=" + capped.cpu_isa), std::string::npos) << said;
 }
 
 TEST(DeviceInfo, CoresAndMemoryAreWhatThisProcessMayUse) {

@@ -31,7 +31,8 @@ constexpr ArmPart kArmParts[] = {
 // Bit numbers as in Linux's asm/hwcap.h for arm64.
 CpuIsa arm_level(const ArmFeatures& features) {
   const bool has_v8_2 = has_bits(features.capabilities, {7 /*CRC32*/, 8 /*ATOMICS*/, 12 /*ASIMDRDM*/, 16 /*DCPOP*/});
-  if (!has_v8_2 || !has_bits(features.more_capabilities, {14 /*BF16*/})) return CpuIsa::kNeon;
+  if (!has_v8_2 || !has_bits(features.capabilities, {20 /*ASIMDDP*/})) return CpuIsa::kNeon;
+  if (!has_bits(features.more_capabilities, {13 /*I8MM*/, 14 /*BF16*/})) return CpuIsa::kNeonDot;
   const bool has_sve = has_bits(features.capabilities, {9 /*FPHP*/, 10 /*ASIMDHP*/, 22 /*SVE*/}) &&
                        has_bits(features.more_capabilities, {12 /*SVEBF16*/});
   return has_sve && features.sve_vector_bytes == 32 ? CpuIsa::kSve256 : CpuIsa::kNeonBf16;

@@ -7,9 +7,9 @@ namespace kernel_pytorch::cpu_device {
 namespace {
 
 ArmFeatures neoverse_v1() {
-  constexpr uint64_t kV8_2 = 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 12 | 1 << 16, kSve = 1 << 22;
-  constexpr uint64_t kSveBf16 = 1 << 12, kBf16 = 1 << 14;
-  return {.capabilities = kV8_2 | kSve, .more_capabilities = kSveBf16 | kBf16, .sve_vector_bytes = 32};
+  constexpr uint64_t kV8_2 = 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 12 | 1 << 16, kSve = 1 << 22, kDot = 1 << 20;
+  constexpr uint64_t kSveBf16 = 1 << 12, kI8mm = 1 << 13, kBf16 = 1 << 14;
+  return {.capabilities = kV8_2 | kSve | kDot, .more_capabilities = kSveBf16 | kI8mm | kBf16, .sve_vector_bytes = 32};
 }
 
 TEST(ArmLevel, WholeMachine) {
@@ -31,14 +31,16 @@ TEST(ArmLevel, EveryFeatureOfALevelIsNeeded) {
     features.capabilities &= ~(uint64_t{1} << bit);
     return arm_level(features);
   };
-  for (int bit : {7, 8, 12, 16}) EXPECT_EQ(level_without(bit), CpuIsa::kNeon) << bit;
+  for (int bit : {7, 8, 12, 16, 20}) EXPECT_EQ(level_without(bit), CpuIsa::kNeon) << bit;
   for (int bit : {9, 10, 22}) EXPECT_EQ(level_without(bit), CpuIsa::kNeonBf16) << bit;
   ArmFeatures features = neoverse_v1();
   features.more_capabilities &= ~(uint64_t{1} << 12);
   EXPECT_EQ(arm_level(features), CpuIsa::kNeonBf16) << "A64FX has SVE, and no products of bf16";
-  features = neoverse_v1();
-  features.more_capabilities &= ~(uint64_t{1} << 14);
-  EXPECT_EQ(arm_level(features), CpuIsa::kNeon);
+  for (int bit : {13, 14}) {  // Neoverse N1 has neither
+    features = neoverse_v1();
+    features.more_capabilities &= ~(uint64_t{1} << bit);
+    EXPECT_EQ(arm_level(features), CpuIsa::kNeonDot) << bit;
+  }
 }
 
 TEST(ArmLevel, Names) {

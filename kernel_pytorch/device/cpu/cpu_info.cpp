@@ -199,7 +199,13 @@ DeviceInfo detect() {
   struct sysinfo system {};
   if (sysinfo(&system) == 0) info.memory_bytes = static_cast<int64_t>(system.totalram) * system.mem_unit;
   detect_level_and_caches(info.cpu);
-  info.cpu.isa = cap_isa(info.cpu.machine_isa, options().cpu_isa);
+  const std::string& cap = options().cpu_isa;
+  info.cpu.isa = cap_isa(info.cpu.machine_isa, cap);
+  if (!cap.empty() && cap.starts_with('v') == (info.cpu.machine_isa >= CpuIsa::kNeon)) {
+    log_once(LogLevel::kWarning, "cpu-isa-of-another-architecture",
+             concat("ignoring KERNEL_PYTORCH_CPU_ISA=", cap, ": a level of another architecture; this processor has ",
+                    name_of(info.cpu.machine_isa)));
+  }
   const Topology& found = topology();
   info.cpu.cores = found.threads();
   if (found.memory_limit > 0) info.memory_bytes = std::min(info.memory_bytes, found.memory_limit);

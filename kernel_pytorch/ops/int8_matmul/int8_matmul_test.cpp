@@ -17,7 +17,9 @@ namespace {
 std::vector<const char*> kernels_here(OwnContext& context) {
   std::vector<const char*> names = {"cpu", "reference"};
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512vnni") && context->info->cpu.isa >= CpuIsa::kX86V4) names.push_back("cpu_vnni");
+  if (__builtin_cpu_supports("avx512vnni") && context->info->cpu.isa >= CpuIsa::kX86V4) names.push_back("cpu_dots");
+#elif defined(__aarch64__)
+  if (context->info->cpu.isa >= CpuIsa::kNeonDot) names.push_back("cpu_dots");
 #endif
   return names;
 }

@@ -45,7 +45,7 @@ constexpr const char* kShapes = R"(
 
 constinit const registry::Operation<Product> kProduct =
     registry::declared<Product, kFields, flops>({.name = "int8_matmul",
-                                                 .kernels = registry::kernel_list<kCudaMma, kCpuVnni, kCpu, kReference>,
+                                                 .kernels = registry::kernel_list<kCudaMma, kCpuDots, kCpu, kReference>,
                                                  .make = make_product,
                                                  .check = check,
                                                  .shapes = kShapes});

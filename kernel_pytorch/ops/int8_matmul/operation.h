@@ -12,7 +12,7 @@ namespace kernel_pytorch::int8_matmul {
 void check(Product& problem, Device device);
 
 extern const registry::Operation<Product> kProduct;
-extern const registry::Kernel<Product> kCudaMma, kCpuVnni, kCpu, kReference;
+extern const registry::Kernel<Product> kCudaMma, kCpuDots, kCpu, kReference;
 
 inline constexpr int64_t kMostColumns = 65536;  // of a sum in int32
 inline constexpr float kLeastScale = 0x1p-100f;

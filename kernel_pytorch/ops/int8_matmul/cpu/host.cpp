@@ -15,7 +15,7 @@ namespace kernel_pytorch::int8_matmul {
 namespace {
 
 constexpr int64_t kBlockRows = 32, kBlockColumns = 64;
-constexpr const char* kNoVnni = "needs a CPU with AVX-512 VNNI";
+constexpr const char* kNoDots = "needs a CPU with AVX-512 VNNI or Arm's dot products";
 
 using Multiply = void (*)(const IntegerBlock&);
 
@@ -85,34 +85,37 @@ void run_level(const Product& problem, int, Context& context) {
   run_with(problem, context, kernels.multiply);
 }
 
-registry::Support supports_vnni(const Product&, const DeviceInfo& device) {
+registry::Support supports_dots(const Product&, const DeviceInfo& device) {
   if (const char* obstacle = cpu_obstacle(device)) return registry::Support::no(obstacle);
 #if defined(__x86_64__)
   static const bool has_vnni = __builtin_cpu_supports("avx512vnni") != 0;
   const bool is_level = device.cpu.isa >= CpuIsa::kX86V4 && device.cpu.isa <= CpuIsa::kX86V4Amx;
-  return registry::Support::unless(has_vnni && is_level ? nullptr : kNoVnni);
+  return registry::Support::unless(has_vnni && is_level ? nullptr : kNoDots);
 #else
-  return registry::Support::no(kNoVnni);
+  return registry::Support::unless(device.cpu.isa >= CpuIsa::kNeonDot ? nullptr : kNoDots);
 #endif
 }
 
-void run_vnni([[maybe_unused]] const Product& problem, int, [[maybe_unused]] Context& context) {
+void run_dots(const Product& problem, int, Context& context) {
 #if defined(__x86_64__)
-  run_with(problem, context, isa_v4vnni::multiply_vnni);
+  run_with(problem, context, isa_v4vnni::multiply_dots);
+#elif defined(__aarch64__)
+  const bool has_matrices = context.info->cpu.isa >= CpuIsa::kNeonBf16;
+  run_with(problem, context, has_matrices ? isa_neonbf16::multiply_dots : isa_neondot::multiply_dots);
 #endif
 }
 
 uint64_t level_version() {
   return hash_text("int8_matmul cpu 1");
 }
-uint64_t vnni_version() {
-  return hash_text("int8_matmul cpu_vnni 1");
+uint64_t dots_version() {
+  return hash_text("int8_matmul cpu_dots 1");
 }
 
 }  // namespace
 
-constinit const registry::Kernel<Product> kCpuVnni{
-    .name = "cpu_vnni", .supports = supports_vnni, .run = run_vnni, .source_hash = vnni_version};
+constinit const registry::Kernel<Product> kCpuDots{
+    .name = "cpu_dots", .supports = supports_dots, .run = run_dots, .source_hash = dots_version};
 constinit const registry::Kernel<Product> kCpu{
     .name = "cpu", .supports = supports_on_cpu<Product>, .run = run_level, .source_hash = level_version};
 

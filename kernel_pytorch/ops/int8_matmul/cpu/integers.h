@@ -26,10 +26,18 @@ struct IntegerKernels {
 };
 KP_EACH_CPU_LEVEL(extern const IntegerKernels kIntegerKernels;)
 
-// By AVX-512 VNNI, on a machine that has it besides the level v4.
+// By instructions for dot products of bytes: AVX-512 VNNI, on a machine that has it besides the level v4; Arm's SDOT
+// and its matrix instruction SMMLA.
 #if defined(__x86_64__)
 namespace isa_v4vnni {
-void multiply_vnni(const IntegerBlock& block);
+void multiply_dots(const IntegerBlock& block);
+}
+#elif defined(__aarch64__)
+namespace isa_neondot {
+void multiply_dots(const IntegerBlock& block);
+}
+namespace isa_neonbf16 {
+void multiply_dots(const IntegerBlock& block);
 }
 #endif
 

@@ -1,6 +1,6 @@
 // A block of int32 dot products along k: rows of x as codes + 128 (unsigned), rows of the weight signed. 128 times the
 // weight's own sums is taken off at the end of a block of columns, lane by lane, where sums become floats and meet
-// their scale. Exact: products of 16-bit numbers summed in pairs, or VNNI's four bytes, neither of which saturates.
+// their scale. Exact: products of 16-bit numbers summed in pairs, or four bytes of VNNI and SDOT; none saturates.
 #pragma once
 
 #include "kernel_pytorch/cpu/load_store.h"
@@ -58,6 +58,22 @@ KP_PRIMITIVE VecI add_dots(VecI sum, Bytes x, Bytes weight) {
 KP_PRIMITIVE VecI add_weights(VecI sum, Bytes weight) {
   return add_dots(sum, _mm256_set1_epi16(1), weight);
 }
+#elif defined(__ARM_FEATURE_DOTPROD) && KP_LANES == 4
+// Both operands are signed here, so there is nothing to take off: add_weights leaves zeros.
+typedef int8x16_t Bytes;
+static constexpr int64_t kStepColumns = 16;
+KP_PRIMITIVE Bytes load_x(const uint8_t* from) {
+  return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(from), vdupq_n_u8(0x80)));
+}
+KP_PRIMITIVE Bytes load_weight(const int8_t* from) {
+  return vld1q_s8(from);
+}
+KP_PRIMITIVE VecI add_dots(VecI sum, Bytes x, Bytes weight) {
+  return reinterpret_cast<VecI>(vdotq_s32(reinterpret_cast<int32x4_t>(sum), x, weight));
+}
+KP_PRIMITIVE VecI add_weights(VecI sum, Bytes) {
+  return sum;
+}
 #else
 typedef int16_t Bytes __attribute__((vector_size(16)));
 static constexpr int64_t kStepColumns = 8;
@@ -74,6 +90,10 @@ KP_PRIMITIVE Bytes load_weight(const int8_t* from) {
 KP_PRIMITIVE VecI add_dots(VecI sum, Bytes x, Bytes weight) {
 #if defined(__x86_64__)
   return sum + reinterpret_cast<VecI>(_mm_madd_epi16(reinterpret_cast<__m128i>(x), reinterpret_cast<__m128i>(weight)));
+#elif defined(__aarch64__) && KP_LANES == 4
+  const auto codes = reinterpret_cast<int16x8_t>(x), weights = reinterpret_cast<int16x8_t>(weight);
+  const int32x4_t lower = vmlal_s16(reinterpret_cast<int32x4_t>(sum), vget_low_s16(codes), vget_low_s16(weights));
+  return reinterpret_cast<VecI>(vmlal_high_s16(lower, codes, weights));
 #else
   for (int i = 0; i < 4; ++i) sum[i] += x[2 * i] * weight[2 * i] + x[2 * i + 1] * weight[2 * i + 1];
   return sum;

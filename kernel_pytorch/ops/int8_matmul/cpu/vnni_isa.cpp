@@ -4,7 +4,7 @@
 
 namespace kernel_pytorch::int8_matmul::KP_ISA_NAMESPACE {
 
-void multiply_vnni(const IntegerBlock& block) {
+void multiply_dots(const IntegerBlock& block) {
   multiply_block(block);
 }
 

@@ -48,7 +48,7 @@ void run_amx([[maybe_unused]] const Product& problem, int, [[maybe_unused]] Cont
 registry::Support supports_dots(const Product& problem, const DeviceInfo& device) {
   const CpuIsa isa = device.cpu.isa;
   if (const char* obstacle = obstacle_of(problem, device)) return registry::Support::no(obstacle);
-  if (isa < CpuIsa::kX86V4Bf16 || isa == CpuIsa::kNeon) {
+  if (isa < CpuIsa::kX86V4Bf16 || isa == CpuIsa::kNeon || isa == CpuIsa::kNeonDot) {
     return registry::Support::no("needs a CPU with AVX-512 BF16 or Arm's BF16");
   }
   if (problem.a.dtype != DType::kBFloat16 && problem.precision != Precision::kBf16) {
