@@ -1,10 +1,12 @@
-// The host side of products with few rows or few columns: the few are widened once, tasks take some of the many. Where
-// the columns are the few, the product is taken transposed and its sums are turned before the epilogue.
+// The host side of products with few rows or few columns: the few are widened once (bf16 that lanes multiply in pairs
+// is read as it lies), tasks take some of the many. Where the columns are the few, the product is taken transposed and
+// its sums are turned before the epilogue.
 #include <algorithm>
 
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/device/parallel.h"
 #include "kernel_pytorch/ops/matmul/cpu/plan.h"
+#include "kernel_pytorch/ops/matmul/cpu/thin_dots.h"
 
 namespace kernel_pytorch::matmul {
 namespace {
@@ -38,6 +40,34 @@ void widen_few(const TensorView& view, int64_t batch, bool are_rows, const ThinP
   }
 }
 
+// [few, k] and [k, many], one matrix of a batch.
+Operand few_of(const Product& problem, const ThinPlan& plan, int64_t batch) {
+  Operand few = operand_of(plan.few_are_rows ? problem.a : problem.b, batch);
+  if (!plan.few_are_rows) std::swap(few.row_stride, few.column_stride);
+  return few;
+}
+Operand many_of(const Product& problem, const ThinPlan& plan, int64_t batch) {
+  Operand many = operand_of(plan.few_are_rows ? problem.b : problem.a, batch);
+  if (!plan.few_are_rows) std::swap(many.row_stride, many.column_stride);
+  return many;
+}
+
+// bf16 that lanes multiply as it lies: neighbours along k on both sides.
+bool takes_dots([[maybe_unused]] const Product& problem, [[maybe_unused]] const ThinPlan& plan,
+                [[maybe_unused]] CpuIsa isa) {
+#if defined(__x86_64__)
+  return isa >= CpuIsa::kX86V4Bf16 && problem.a.dtype == DType::kBFloat16 &&
+         few_of(problem, plan, 0).column_stride == 1 && many_of(problem, plan, 0).row_stride == 1;
+#else
+  return false;
+#endif
+}
+void multiply_dots([[maybe_unused]] const ThinDotsTask& task) {
+#if defined(__x86_64__)
+  isa_v4bf16::multiply_thin_dots(task);
+#endif
+}
+
 }  // namespace
 
 bool is_thin(const Product& problem) {
@@ -56,8 +86,9 @@ void run_thin(const Product& problem, Context& context) {
   const auto floats = [&](int64_t count) {
     return static_cast<float*>(context.scratch->allocate(static_cast<size_t>(count + 16) * sizeof(float)));
   };
-  float* few = floats(sizes.batch * plan.few * plan.k);
-  for (int64_t batch = 0; batch < sizes.batch; ++batch) {
+  const bool dots = takes_dots(problem, plan, context.info->cpu.isa);
+  float* few = dots ? nullptr : floats(sizes.batch * plan.few * plan.k);
+  for (int64_t batch = 0; batch < sizes.batch && !dots; ++batch) {
     widen_few(plan.few_are_rows ? problem.a : problem.b, batch, plan.few_are_rows, plan, rounds,
               few + batch * plan.few * plan.k);
   }
@@ -73,10 +104,13 @@ void run_thin(const Product& problem, Context& context) {
     for (int64_t task; (task = queue.take()) >= 0;) {
       const int64_t batch = task / chunks, first = task % chunks * plan.chunk;
       const int64_t count = std::min(plan.chunk, plan.many - first);
-      Operand many = operand_of(plan.few_are_rows ? problem.b : problem.a, batch);
-      if (!plan.few_are_rows) std::swap(many.row_stride, many.column_stride);
+      Operand many = many_of(problem, plan, batch);
       many.data = static_cast<const char*>(many.data) + first * many.column_stride * size_of(many.dtype);
-      multiply_few({few + batch * plan.few * plan.k, plan.few, many, plan.k, count, sums, plan.chunk, rounds});
+      if (dots) {
+        multiply_dots({few_of(problem, plan, batch), plan.few, many, plan.k, count, sums, plan.chunk});
+      } else {
+        multiply_few({few + batch * plan.few * plan.k, plan.few, many, plan.k, count, sums, plan.chunk, rounds});
+      }
       if (plan.few_are_rows) {
         finish({sums, plan.chunk, plan.few, count, epilogue_of(problem, batch, 0, first)});
         continue;

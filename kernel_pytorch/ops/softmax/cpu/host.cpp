@@ -116,7 +116,7 @@ void run_backward(const BackwardProblem& problem, int config, Context& context) 
 }
 
 uint64_t code_version() {
-  return hash_text("softmax cpu 3");
+  return hash_text("softmax cpu 4");
 }
 
 }  // namespace

@@ -243,12 +243,26 @@ void forward(const ForwardRows& block) {
   if (block.stream_stores) cpu::stream_fence();
 }
 
-// Two rows read side by side, pair by pair: value_of(g, y).
+// A row of the backward, and the distance to the next one's.
+template <class T>
+struct BackwardRow {
+  const T* gradient;
+  const T* output;
+  int64_t to_next_gradient, to_next_output;
+};
+
+// Two rows read side by side, pair by pair: value_of(g, y). The next ones are asked for meanwhile: the first pass,
+// which only reads, would wait for them, and this one leaves memory's reads idle.
 template <class T, bool kStream, class Value>
-KP_PRIMITIVE void write_values(T* to, int64_t columns, const T* gradient, const T* output, Value value_of) {
+KP_PRIMITIVE void write_values(T* to, int64_t columns, const BackwardRow<T>& row, Value value_of) {
   constexpr int kStep = cpu::kLanesOf<T>;
+  const T *const gradient = row.gradient, *const output = row.output;
   int64_t j = 0;
   for (; j + 2 * kStep <= columns; j += 2 * kStep) {
+    for (int64_t line = 0; line < int64_t{2 * kStep * sizeof(T)}; line += 64) {
+      cpu::prefetch_far(reinterpret_cast<const char*>(gradient + j + row.to_next_gradient) + line);
+      cpu::prefetch_far(reinterpret_cast<const char*>(output + j + row.to_next_output) + line);
+    }
     const cpu::PairOf<T> g = cpu::load2_unordered(gradient + j), y = cpu::load2_unordered(output + j);
     const cpu::PairOf<T> pair{value_of(g.low, y.low), value_of(g.high, y.high)};
     if constexpr (kStream) {
@@ -296,16 +310,16 @@ KP_PRIMITIVE float sum_row(const T* gradient, const T* output, int64_t columns, 
 }
 
 template <class T, bool kStream>
-KP_PRIMITIVE void backward_row(const BackwardRows& block, const T* gradient, const T* output, T* grad_input) {
-  const float scaled_sum = sum_row(gradient, output, block.columns, block.log) * block.scale;
+KP_PRIMITIVE void backward_row(const BackwardRows& block, const BackwardRow<T>& row, T* grad_input) {
+  const float scaled_sum = sum_row(row.gradient, row.output, block.columns, block.log) * block.scale;
   if (block.log) {
     const float removed = block.masked ? kMinusInfinity : __builtin_nanf("");  // nothing equals NaN
-    write_values<T, kStream>(grad_input, block.columns, gradient, output, [&](Vec g, Vec y) {
+    write_values<T, kStream>(grad_input, block.columns, row, [&](Vec g, Vec y) {
       const Vec value = g * block.scale - cpu::exp_fast(y) * scaled_sum;
       return cpu::select(y == removed, Vec{}, value);
     });
   } else {
-    write_values<T, kStream>(grad_input, block.columns, gradient, output,
+    write_values<T, kStream>(grad_input, block.columns, row,
                              [&](Vec g, Vec y) { return y * (g * block.scale - scaled_sum); });
   }
 }
@@ -313,13 +327,16 @@ KP_PRIMITIVE void backward_row(const BackwardRows& block, const T* gradient, con
 template <class T>
 void backward(const BackwardRows& block) {
   for (int64_t i = 0; i < block.rows; ++i) {
-    const T* gradient = static_cast<const T*>(block.grad_output) + i * block.grad_output_stride_elements;
-    const T* output = static_cast<const T*>(block.output) + i * block.output_stride_elements;
+    const bool is_last = i + 1 == block.rows;
+    const BackwardRow<T> row{static_cast<const T*>(block.grad_output) + i * block.grad_output_stride_elements,
+                             static_cast<const T*>(block.output) + i * block.output_stride_elements,
+                             is_last ? 0 : block.grad_output_stride_elements,
+                             is_last ? 0 : block.output_stride_elements};
     T* grad_input = static_cast<T*>(block.grad_input) + i * block.columns;
     if (block.stream_stores) {
-      backward_row<T, true>(block, gradient, output, grad_input);
+      backward_row<T, true>(block, row, grad_input);
     } else {
-      backward_row<T, false>(block, gradient, output, grad_input);
+      backward_row<T, false>(block, row, grad_input);
     }
   }
   if (block.stream_stores) cpu::stream_fence();

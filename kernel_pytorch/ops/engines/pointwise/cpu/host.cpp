@@ -245,7 +245,7 @@ void run_backward(const BackwardProblem& problem, int config, Context& context) 
 }
 
 uint64_t code_version() {
-  return hash_text("pointwise cpu 2");
+  return hash_text("pointwise cpu 3");
 }
 
 }  // namespace
