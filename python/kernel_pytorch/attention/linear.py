@@ -101,7 +101,7 @@ class GatedLinearAttention(_LinearAttention):
 
     def _gates(self, x: Tensor) -> dict[str, Any]:
         gate = nn.functional.logsigmoid(self.gate_up(self.gate_down(x)).float()) / self.gate_temperature
-        return {"gate": gate.unflatten(-1, (self.num_heads, -1))}
+        return {"gate": torch.unflatten(gate, -1, (self.num_heads, -1))}
 
 
 class LightningAttention(_LinearAttention):

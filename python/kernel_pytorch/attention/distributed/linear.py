@@ -51,11 +51,12 @@ def context_parallel_linear_attention(
         The output of this member's run. Gradients are of the sum of what all members made their losses of; those of
         decay and initial_state are this member's share: sum them over the group as those of any parameter.
     """
-    options = {"scale": scale, "normalize": normalize, "mode": mode}
+    options: dict[str, Any] = {"scale": scale, "normalize": normalize, "mode": mode}
 
     def run(start: Tensor | None) -> Any:
-        gates = {"gate": gate, "decay": decay}
-        return linear_attention(query, key, value, **gates, **options, initial_state=start, return_state=True)
+        return linear_attention(
+            query, key, value, gate=gate, decay=decay, **options, initial_state=start, return_state=True
+        )
 
     def share() -> Tensor:
         state = run(None)[1]
@@ -101,7 +102,7 @@ def context_parallel_delta_rule(
     Returns:
         As of context_parallel_linear_attention.
     """
-    options = {"scale": scale, "normalize_qk": normalize_qk, "mode": mode}
+    options: dict[str, Any] = {"scale": scale, "normalize_qk": normalize_qk, "mode": mode}
 
     def run(start: Tensor | None) -> Any:
         return delta_rule(query, key, value, beta, gate=gate, **options, initial_state=start, return_state=True)
