@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kernel_pytorch.attention import GatedDeltaNet, GatedLinearAttention, LightningAttention  # noqa: E402
-from kernel_pytorch.functional import linear_attention, linear_attention_step_, ssd  # noqa: E402
+from kernel_pytorch.functional import delta_rule, linear_attention, linear_attention_step_, ssd  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -238,3 +238,43 @@ def test_layers_go_on_from_their_state(layer):
     torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=1e-4, atol=1e-5)
     whole.square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
+
+
+@pytest.mark.parametrize("layer", [GatedLinearAttention, LightningAttention, GatedDeltaNet])
+def test_layers_without_tokens_and_under_autocast(layer):
+    module, x = layer(16, 2), torch.randn(2, 9, 16)
+    assert module(x[:, :0]).shape == (2, 0, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = module(x)
+    output.float().sum().backward()
+    assert output.dtype is torch.bfloat16
+    torch.testing.assert_close(output.float(), module(x), rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("strength", [1.0, 5.0, 30.0])
+def test_gradients_of_strong_gates_keep_their_digits(strength):
+    """They are small, and must not be differences of what is not."""
+    torch.manual_seed(3)
+    shape = (1, 150, 2, 16)
+    tensors = [torch.randn(shape) for _ in range(3)]
+    tensors += [
+        -strength * (1 + 0.1 * torch.rand(shape[:3])),
+        -strength * (1 + torch.rand(2)),
+        torch.randn(1, 2, 16, 16),
+    ]
+    for is_delta in (False, True):
+        found = []
+        for dtype in (torch.float32, torch.float64):
+            query, key, value, gate, decay, start = (x.to(dtype).requires_grad_() for x in tensors)
+            if is_delta:
+                key = torch.nn.functional.normalize(key, dim=-1)
+                beta = torch.full(shape[:3], 0.5, dtype=dtype)
+                results = delta_rule(query, key, value, beta, gate=gate, initial_state=start, return_state=True)
+                inputs = (gate,)
+            else:
+                options = dict(gate=gate, decay=decay, initial_state=start, return_state=True)
+                results, inputs = linear_attention(query, key, value, **options), (gate, decay)
+            found.append(torch.autograd.grad(sum(x.sum() for x in results), inputs))
+        for ours, exact in zip(*found, strict=True):
+            error = (ours.double() - exact).norm() / exact.norm()
+            assert error < 3e-5, (is_delta, strength, float(error))

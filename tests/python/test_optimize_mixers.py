@@ -45,6 +45,20 @@ MODELS = {
         "expand": 2,
         "chunk_size": 16,
     },
+    "KimiLinear": {
+        **EXPERTS,
+        "num_key_value_heads": 4,
+        "layer_types": ["linear_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "dense"],
+        "linear_num_heads": 2,
+        "linear_head_dim": 8,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "bos_token_id": 1,
+        "eos_token_id": None,
+    },
     "Bamba": MAMBA | {"attn_layer_indices": [1]},
 }
 

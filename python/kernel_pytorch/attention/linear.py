@@ -101,7 +101,7 @@ class GatedLinearAttention(_LinearAttention):
 
     def _gates(self, x: Tensor) -> dict[str, Any]:
         gate = nn.functional.logsigmoid(self.gate_up(self.gate_down(x)).float()) / self.gate_temperature
-        return {"gate": gate.view(*gate.shape[:-1], self.num_heads, -1)}
+        return {"gate": torch.unflatten(gate, -1, (self.num_heads, -1))}
 
 
 class LightningAttention(_LinearAttention):
@@ -201,9 +201,10 @@ class GatedDeltaNet(nn.Module):
         cu_seqlens: Tensor | None = None,
     ) -> Any:
         """x [batch, tokens, embed_dim]; with return_state also the state that the next tokens go on from."""
+        projected = self.qkv_proj(x)
         mixed, inputs = F.causal_conv1d(
-            self.qkv_proj(x),
-            self.conv_weight,
+            projected,
+            self.conv_weight.to(projected.dtype),  # which autocast makes another than the weight's
             activation="silu",
             initial_state=None if state is None else state.inputs,
             return_state=True,

@@ -35,7 +35,6 @@ struct Head {
 struct Gradients {
   Rows query{}, key{}, value{}, gate{}, channel_gate{};
   double* decay = nullptr;  // added to
-  int64_t first = -1;       // a sequence's first token, where no state is in front of it: its gates decay nothing
 };
 
 // States are rows of kLanes-padded values; state_floats is their size.
@@ -58,12 +57,17 @@ struct ChunkKernels {
   void (*retreat)(const Head& head, int64_t begin, int64_t end, float* state_gradient, float* log_total,
                   float* workspace);
   // The same with the gradients of what the chunk reads.
-  void (*differentiate)(const Head& head, int64_t begin, int64_t end, const float* state_before,
-                        const float* state_after, float* state_gradient, const Gradients& gradients, float* workspace);
+  void (*differentiate)(const Head& head, int64_t begin, int64_t end, const float* state_before, float* state_gradient,
+                        const Gradients& gradients, float* workspace);
 };
 
 // By type: fp32, bf16, fp16.
 inline constexpr int kTypesCount = 3;
 KP_EACH_CPU_LEVEL(extern const ChunkKernels kChunkKernels[kTypesCount];)
+#if defined(__x86_64__)
+namespace isa_v4bf16 {
+extern const ChunkKernels kBFloat16ChunkKernels;  // its products are of operands rounded to bf16
+}
+#endif
 
 }  // namespace kernel_pytorch::linear_attention

@@ -31,6 +31,23 @@ void sum_column_gates(const Head& head, const Extent& e, int64_t begin, int64_t 
   }
 }
 
+// G of each token, and behind the last one G_last. Of strong gates G is so large that fp32 has few digits behind the
+// point, which a difference of two of them would need: the others are kept.
+template <class T>
+void sum_scalar_gates(const Head& head, int64_t begin, int64_t count, const Space& s) {
+  double sum = 0;
+  for (int64_t t = 0; t < kChunk; ++t) {
+    if (head.has_scalar && t < count) sum += scalar_gate<T>(head, begin + t);
+    s.sums[t] = static_cast<float>(sum);
+    s.low_sums[t] = static_cast<float>(sum - s.sums[t]);
+  }
+  for (int64_t t = 0; t < kChunk; t += kLanes) {
+    const Vec high = cpu::load(s.sums + t), low = cpu::load(s.low_sums + t);
+    cpu::store(s.into + t, cpu::exp(high));
+    cpu::store(s.out_of + t, cpu::exp((s.sums[kChunk - 1] - high) + (s.low_sums[kChunk - 1] - low)));
+  }
+}
+
 // What one token's gates multiply each column's row of the state by.
 template <class T>
 KP_PRIMITIVE void read_factors(const Head& head, const Extent& e, int64_t token, float* factors) {
@@ -101,18 +118,12 @@ void apply_gates(const Head& head, const Extent& e, int64_t begin, int64_t count
       }
     }
   } else {
-    float sum = 0;
+    sum_scalar_gates<T>(head, begin, count, s);
+    for (int64_t i = 0; i < wide; i += kLanes) cpu::store(s.last + i, cpu::broadcast(s.sums[kChunk - 1]));
     for (int64_t t = 0; t < count; ++t) {
-      if (head.has_scalar) sum += scalar_gate<T>(head, begin + t);
-      s.sums[t] = sum;
-    }
-    for (int64_t t = count; t < kChunk; ++t) s.sums[t] = sum;
-    for (int64_t i = 0; i < wide; i += kLanes) cpu::store(s.last + i, cpu::broadcast(sum));
-    for (int64_t t = 0; t < count; ++t) {
-      const Vec into = cpu::exp(cpu::broadcast(s.sums[t])), out = cpu::exp(cpu::broadcast(sum - s.sums[t]));
       for (int64_t i = t * wide; i < (t + 1) * wide; i += kLanes) {
-        cpu::store(s.qi + i, cpu::load(s.qa + i) * into);
-        cpu::store(s.ki + i, cpu::load(s.ka + i) * out);
+        cpu::store(s.qi + i, cpu::load(s.qa + i) * s.into[t]);
+        cpu::store(s.ki + i, cpu::load(s.ka + i) * s.out_of[t]);
       }
     }
   }
@@ -124,7 +135,7 @@ void apply_gates(const Head& head, const Extent& e, int64_t begin, int64_t count
 
 // A product of rows and columns of tokens: only what is not above the diagonal, or `behind` of it, is kept, decayed by
 // scalar gates.
-KP_PRIMITIVE void mask(const Head& head, int64_t count, const float* sums, float* scores, int64_t behind = 0) {
+KP_PRIMITIVE void mask(const Head& head, int64_t count, const Space& space, float* scores, int64_t behind = 0) {
   alignas(64) float numbers[kLanes];
   for (int i = 0; i < kLanes; ++i) numbers[i] = static_cast<float>(i);
   const Vec lanes = cpu::load(numbers);
@@ -132,7 +143,10 @@ KP_PRIMITIVE void mask(const Head& head, int64_t count, const float* sums, float
   for (int64_t t = 0; t < padded(count, kTileRows); ++t) {
     for (int64_t s = 0; s < kChunk; s += kLanes) {
       Vec value = cpu::load(scores + t * kChunk + s);
-      if (decays && s <= t) value = value * cpu::exp(cpu::broadcast(sums[t]) - cpu::load(sums + s));
+      if (decays && s <= t) {
+        const Vec low = cpu::broadcast(space.low_sums[t]) - cpu::load(space.low_sums + s);
+        value = value * cpu::exp((cpu::broadcast(space.sums[t]) - cpu::load(space.sums + s)) + low);
+      }
       const auto is_kept =
           lanes + static_cast<float>(s) <= cpu::broadcast(static_cast<float>(t < count ? t - behind : -1));
       cpu::store(scores + t * kChunk + s, cpu::select(is_kept, value, Vec{}));
@@ -140,10 +154,13 @@ KP_PRIMITIVE void mask(const Head& head, int64_t count, const float* sums, float
   }
 }
 // scores[t, s] = rows[t] . turned[:, s] for s up to t's tile.
-void triangle(const float* rows, int64_t wide, const float* turned, int64_t steps, int64_t count, float* scores) {
-  product({rows, wide, 1}, {turned, kChunk}, {scores, kChunk}, count, kChunk, false, [=](int64_t i, int64_t j) {
-    return Steps{0, j < i + kTileRows ? steps : 0};
-  });
+template <class T>
+void triangle(const Space& space, const float* rows, int64_t wide, const float* turned, int64_t steps, int64_t count,
+              float* scores) {
+  product<T>(space, {rows, wide, 1}, {turned, kChunk}, {scores, kChunk}, count, kChunk, steps, false,
+             [=](int64_t i, int64_t j) {
+               return Steps{0, j < i + kTileRows ? steps : 0};
+             });
 }
 
 void scale_state(const float* last, const Extent& e, float* state) {
@@ -155,24 +172,25 @@ void scale_state(const float* last, const Extent& e, float* state) {
   }
 }
 // state (+)= A^T B over the tokens of a chunk.
-void gather(const float* a, const float* b, const Extent& e, int64_t count, bool has_gates, const float* last,
+template <class T>
+void gather(const Space& space, const float* a, const float* b, const Extent& e, int64_t count, bool has_gates,
             float* state) {
-  if (has_gates) scale_state(last, e, state);
-  product({a, 1, e.wide_columns}, {b, e.wide_values}, {state, e.wide_values}, e.columns, e.wide_values, count, true);
+  if (has_gates) scale_state(space.last, e, state);
+  product<T>(space, {a, 1, e.wide_columns}, {b, e.wide_values}, {state, e.wide_values}, e.columns, e.wide_values, count,
+             true);
 }
 KP_PRIMITIVE bool has_gates(const Head& head) {
   return head.has_scalar || head.channel_gate.data != nullptr;
 }
 
 // part[t, i] *= what the state's share of a gradient is multiplied by: `of_columns[i]` with gates of columns, else
-// e^`of_token(t)`.
-template <class OfToken>
+// of_tokens[t].
 KP_PRIMITIVE void scale_share(const Head& head, const Extent& e, int64_t count, const float* of_columns,
-                              const OfToken& of_token, float* part) {
+                              const float* of_tokens, float* part) {
   if (!has_gates(head)) return;
   const bool by_column = head.channel_gate.data != nullptr;
   for (int64_t t = 0; t < count; ++t) {
-    const Vec row = by_column ? Vec{} : cpu::exp(cpu::broadcast(of_token(t)));
+    const Vec row = by_column ? Vec{} : cpu::broadcast(of_tokens[t]);
     for (int64_t i = 0; i < e.wide_columns; i += kLanes) {
       float* at = part + t * e.wide_columns + i;
       cpu::store(at, cpu::load(at) * (by_column ? cpu::load(of_columns + i) : row));
@@ -180,29 +198,37 @@ KP_PRIMITIVE void scale_share(const Head& head, const Extent& e, int64_t count, 
   }
 }
 
-// The gates' gradients: that of G_t is what q dq - k dk sums to over t and all later tokens, and behind the chunk it is
-// the state times its gradient. `terms` [tokens, columns] holds q dq - k dk.
+// The scores' diagonal, which is set to 0.
+KP_PRIMITIVE void take_diagonal(float* scores, int64_t count, float* diagonal) {
+  for (int64_t t = 0; t < count; ++t) {
+    diagonal[t] = scores[t * kChunk + t];
+    scores[t * kChunk + t] = 0;
+  }
+}
+
+// The gates' gradients. That of a token's gate is what earlier tokens give to it and to later ones. In front of a chunk
+// this is the state times its gradient; what a token takes, q dq, goes, and what it gives, k dk, comes. `terms`
+// [tokens, columns] holds q dq - k dk without what a token gives to itself, through which no gate goes: so nothing that
+// gates do not decay is among the sums, and gradients of strong gates keep their digits.
 template <class T>
-void write_gate_gradients(const Extent& e, int64_t begin, int64_t count, const float* after, const float* gradient,
+void write_gate_gradients(const Extent& e, int64_t begin, int64_t count, const float* before, const float* gradient,
                           const Gradients& gradients, const float* terms, float* sums, float* row) {
   const int64_t wide = e.wide_columns;
   for (int64_t i = 0; i < wide; ++i) sums[i] = 0;
   for (int64_t i = 0; i < e.columns; ++i) {
     Vec sum{};
     for (int64_t j = 0; j < e.wide_values; j += kLanes) {
-      sum += cpu::load(after + i * e.wide_values + j) * cpu::load(gradient + i * e.wide_values + j);
+      sum += cpu::load(before + i * e.wide_values + j) * cpu::load(gradient + i * e.wide_values + j);
     }
     sums[i] = cpu::horizontal_sum(sum);
   }
   double decay = 0;
-  for (int64_t t = count - 1; t >= 0; --t) {
-    const bool is_first = begin + t == gradients.first;
+  for (int64_t t = 0; t < count; ++t) {
     Vec total{};
     for (int64_t i = 0; i < wide; i += kLanes) {
-      // Of a first token what is there is a difference of rounded sums.
-      const Vec sum = is_first ? Vec{} : cpu::load(sums + i) + cpu::load(terms + t * wide + i);
-      cpu::store(sums + i, sum);
+      const Vec sum = cpu::load(sums + i);
       cpu::store(row + i, sum);
+      cpu::store(sums + i, sum - cpu::load(terms + t * wide + i));
       total += sum;
     }
     const float scalar = cpu::horizontal_sum(total);

@@ -2,8 +2,11 @@
 // floats. Only for *_isa.cpp.
 #pragma once
 
+#include <type_traits>
+
 #include "kernel_pytorch/base/float_types.h"
 #include "kernel_pytorch/cpu/load_store.h"
+#include "kernel_pytorch/cpu/pair_product.h"
 #include "kernel_pytorch/cpu/tile_product.h"
 #include "kernel_pytorch/ops/linear_attention/cpu/chunk.h"
 
@@ -32,7 +35,9 @@ int64_t state_floats(int64_t columns, int64_t values) {
 // Places in a workspace.
 struct Space {
   float *qa, *ka, *qi, *ki, *v, *d, *p, *dp, *turned, *turned_state, *wide, *result, *factors;
-  float *sums, *middle, *last;  // of gates: of each token or of each token and column; of each column
+  float *sums, *middle, *last;      // of gates: of each token or of each token and column; of each column
+  float *packed_a, *packed_b;       // operands as pairs of bf16
+  float *low_sums, *into, *out_of;  // scalar gates: digits of G that fp32 has no place for; e^G; e^(G_last - G)
 };
 int64_t place(const Extent& e, float* base, Space* space) {
   int64_t used = 0;
@@ -47,6 +52,10 @@ int64_t place(const Extent& e, float* base, Space* space) {
   take(s.v, c * v), take(s.d, c * v), take(s.p, c * c), take(s.dp, c * c);
   take(s.turned, most * c), take(s.turned_state, k * padded(v, kTileRows)), take(s.wide, c * k), take(s.result, c * v);
   take(s.factors, c * k), take(s.sums, c * k), take(s.middle, k), take(s.last, k);
+  take(s.low_sums, c), take(s.into, c), take(s.out_of, c);
+#if defined(__AVX512BF16__)
+  take(s.packed_a, c * padded(most, 2 * kLanes)), take(s.packed_b, padded(most, 2) * most / 2 + c * most);
+#endif
   return used;
 }
 int64_t workspace_floats(int64_t columns, int64_t values) {
@@ -59,8 +68,8 @@ struct Steps {
   int64_t begin, end;
 };
 template <class StepsOf>
-KP_PRIMITIVE void product(const cpu::ProductA& a, const cpu::ProductB& b, const cpu::ProductC& c, int64_t rows,
-                          int64_t columns, bool add, const StepsOf& steps_of) {
+KP_PRIMITIVE void exact_product(const cpu::ProductA& a, const cpu::ProductB& b, const cpu::ProductC& c, int64_t rows,
+                                int64_t columns, bool add, const StepsOf& steps_of) {
   for (int64_t j = 0; j < columns; j += cpu::kTileColumns) {
     const int64_t left = columns - j;
     const int vectors = static_cast<int>((left < cpu::kTileColumns ? left : cpu::kTileColumns) / kLanes);
@@ -73,9 +82,47 @@ KP_PRIMITIVE void product(const cpu::ProductA& a, const cpu::ProductB& b, const 
     }
   }
 }
-KP_PRIMITIVE void product(const cpu::ProductA& a, const cpu::ProductB& b, const cpu::ProductC& c, int64_t rows,
-                          int64_t columns, int64_t steps, bool add) {
-  product(a, b, c, rows, columns, add, [=](int64_t, int64_t) { return Steps{0, steps}; });
+
+// The same of a chunk whose tensors are T: of bf16 operands are rounded to bf16, where the machine multiplies that
+// faster. `steps` are all that there are; sums of tiles begin at even ones.
+template <class T, class StepsOf>
+void product(const Space& s, const cpu::ProductA& a, const cpu::ProductB& b, const cpu::ProductC& c, int64_t rows,
+             int64_t columns, int64_t steps, bool add, const StepsOf& steps_of) {
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    auto *a_words = reinterpret_cast<uint32_t*>(s.packed_a), *b_words = reinterpret_cast<uint32_t*>(s.packed_b);
+    const bool by_rows = a.step_stride == 1;  // else rows are neighbours
+    const int64_t tiled_rows = padded(rows, kTileRows),
+                  pitch = by_rows ? cpu::pairs_pitch(steps) : padded(rows, kLanes);
+    if (by_rows) {
+      cpu::pack_row_pairs(a.data, a.row_stride, tiled_rows, steps, a_words);
+    } else {
+      cpu::pack_step_pairs(a.data, a.step_stride, steps, pitch, a_words);
+    }
+    cpu::pack_step_pairs(b.data, b.step_stride, steps, columns, b_words);
+    for (int64_t j = 0; j < columns; j += cpu::kTileColumns) {
+      const int64_t left = columns - j;
+      const int64_t vectors = (left < cpu::kTileColumns ? left : cpu::kTileColumns) / kLanes;
+      for (int64_t i = 0; i < rows; i += kTileRows) {
+        const Steps of = steps_of(i, j);
+        const int64_t first = of.begin / 2, pairs = (of.end + 1) / 2 - first;
+        const cpu::PairsOfA tile{a_words + (by_rows ? i * pitch + first : first * pitch + i), by_rows ? pitch : 1,
+                                 by_rows ? 1 : pitch};
+        cpu::with_vectors(vectors, [&]<int kVectors>() {
+          cpu::multiply_pair_tile<kVectors>(tile, b_words + first * columns + j, columns, pairs,
+                                            {c.data + i * c.row_stride + j, c.row_stride}, add);
+        });
+      }
+    }
+    return;
+  }
+#endif
+  exact_product(a, b, c, rows, columns, add, steps_of);
+}
+template <class T>
+void product(const Space& s, const cpu::ProductA& a, const cpu::ProductB& b, const cpu::ProductC& c, int64_t rows,
+             int64_t columns, int64_t steps, bool add) {
+  product<T>(s, a, b, c, rows, columns, steps, add, [=](int64_t, int64_t) { return Steps{0, steps}; });
 }
 
 // to[columns, rows] = from[rows, columns]^T, both multiples of the lanes or zero-padded by the caller.
@@ -92,11 +139,18 @@ void transpose_into(const float* from, int64_t rows, int64_t columns, int64_t fr
   }
 }
 
+constexpr int64_t kAhead = 8;  // tokens
+
 // Rows of a tensor as floats, `wide` apart; columns beyond the last are zero, as are rows up to a chunk's end.
 template <class T>
 void read_rows(const T* from, int64_t stride, int64_t rows, int64_t columns, int64_t wide, float factor, float* to) {
   for (int64_t t = 0; t < rows; ++t) {
     const T* row = from + t * stride;
+    if (t + kAhead < rows) {  // rows of a head lie too far apart for the machine to foresee
+      for (int64_t j = 0; j < columns; j += 64 / static_cast<int64_t>(sizeof(T))) {
+        __builtin_prefetch(row + kAhead * stride + j);
+      }
+    }
     int64_t j = 0;
     for (; j + kLanes <= columns; j += kLanes) cpu::store(to + t * wide + j, cpu::load(row + j) * factor);
     if (j < columns) cpu::store(to + t * wide + j, cpu::load_partial(row + j, columns - j) * factor);

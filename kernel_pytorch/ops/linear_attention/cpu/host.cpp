@@ -18,11 +18,14 @@
 namespace kernel_pytorch::linear_attention {
 namespace {
 
-constexpr int64_t kKept = 16;
+constexpr int64_t kKept = 64;
 constexpr int64_t kFewTokens = 4;     // a chunk pays above
 constexpr int64_t kPartTokens = 512;  // a part has at least so many
 
 const ChunkKernels& kernels_of(CpuIsa isa, DType dtype) {
+#if defined(__x86_64__)
+  if (dtype == DType::kBFloat16 && isa >= CpuIsa::kX86V4Bf16) return isa_v4bf16::kBFloat16ChunkKernels;
+#endif
   return KP_AT_CPU_LEVEL(isa, kChunkKernels)[cpu_type_index(dtype)];
 }
 
@@ -202,13 +205,13 @@ void differentiate_part(const Work<Backward>& work, const Head& head, const Rang
     const int64_t first = mark * kKept, last = std::min(first + kKept, chunks);
     std::vector<std::vector<float>> states{marks[mark]};
     state = marks[mark];
-    for (int64_t chunk = first; chunk < last; ++chunk) {
+    for (int64_t chunk = first; chunk < last - 1; ++chunk) {
       advance(chunk);
       states.push_back(state);
     }
     for (int64_t chunk = last - 1; chunk >= first; --chunk) {
-      kernels.differentiate(head, bounds[chunk], bounds[chunk + 1], states[chunk - first].data(),
-                            states[chunk - first + 1].data(), gradient, gradients, space.data());
+      kernels.differentiate(head, bounds[chunk], bounds[chunk + 1], states[chunk - first].data(), gradient, gradients,
+                            space.data());
     }
     marks.pop_back();
   }
@@ -242,8 +245,7 @@ void run_backward(const Backward& problem, int, Context& context) {
                               .value = rows_of(problem.grad_value, range.batch, h, dtype),
                               .gate = rows_of(problem.grad_gate, range.batch, h, dtype),
                               .channel_gate = rows_of(problem.grad_channel_gate, range.batch, h, dtype),
-                              .decay = problem.grad_decay.is_present() ? &decays[task] : nullptr,
-                              .first = problem.initial_state.is_present() || part > 0 ? -1 : range.begin};
+                              .decay = problem.grad_decay.is_present() ? &decays[task] : nullptr};
     std::vector<float> state(static_cast<size_t>(work.state_floats)), gradient(state.size());
     work.read_start(starts, problem.initial_state, task, state.data());
     work.read_start(gradient_starts, problem.grad_final_state, task, gradient.data());
@@ -260,7 +262,7 @@ void run_backward(const Backward& problem, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("linear_attention cpu 1");
+  return hash_text("linear_attention cpu 3");
 }
 
 }  // namespace

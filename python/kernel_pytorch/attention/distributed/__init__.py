@@ -5,6 +5,7 @@ from __future__ import annotations
 from ._exchange import ContextParallelError
 from .context_parallel import ContextParallelAttention, ContextParallelConfig, create_context_parallel_attention
 from .functional import context_parallel_attention, gather_sequence, shard_sequence
+from .linear import context_parallel_delta_rule, context_parallel_linear_attention
 from .plan import ContextParallelPlan, plan_context_parallel
 from .ring_attention import RingAttentionConfig, RingAttentionLayer, create_ring_attention
 
@@ -16,6 +17,8 @@ __all__ = [
     "RingAttentionConfig",
     "RingAttentionLayer",
     "context_parallel_attention",
+    "context_parallel_delta_rule",
+    "context_parallel_linear_attention",
     "create_context_parallel_attention",
     "create_ring_attention",
     "gather_sequence",

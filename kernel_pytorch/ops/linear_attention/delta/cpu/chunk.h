@@ -35,11 +35,15 @@ struct DeltaKernels {
                float* workspace);
   // The state's gradient in front of a chunk, of that behind it, and the gradients of what the chunk reads.
   void (*differentiate)(const DeltaHead& head, int64_t begin, int64_t end, const float* state_before,
-                        const float* state_after, float* state_gradient, const DeltaGradients& gradients,
-                        float* workspace);
+                        float* state_gradient, const DeltaGradients& gradients, float* workspace);
 };
 
 // By type: fp32, bf16, fp16.
 KP_EACH_CPU_LEVEL(extern const DeltaKernels kDeltaKernels[kTypesCount];)
+#if defined(__x86_64__)
+namespace isa_v4bf16 {
+extern const DeltaKernels kBFloat16DeltaKernels;
+}
+#endif
 
 }  // namespace kernel_pytorch::linear_attention::delta

@@ -1,3 +1,4 @@
+// kp-isa: v2 v3 v4 v4bf16 neon sve256
 // One chunk of one head of the delta rule on the lanes of the CPU, and the same token by token. Built once per
 // instruction level.
 #include "kernel_pytorch/ops/linear_attention/delta/cpu/chunk.h"
@@ -65,8 +66,7 @@ void prepare(const DeltaHead& head, const Extent& e, int64_t begin, int64_t coun
   apply_gates<T>(head, e, begin, count, s);
   if (head.channel_gate.data == nullptr) {
     for (int64_t t = 0; t < count; ++t) {
-      const Vec into = cpu::exp(cpu::broadcast(s.sums[t]));
-      for (int64_t i = t * wide; i < (t + 1) * wide; i += kLanes) cpu::store(s.ng + i, cpu::load(s.n + i) * into);
+      for (int64_t i = t * wide; i < (t + 1) * wide; i += kLanes) cpu::store(s.ng + i, cpu::load(s.n + i) * s.into[t]);
     }
     return;
   }
@@ -93,15 +93,15 @@ void solve(const DeltaHead& head, const Extent& e, int64_t begin, int64_t count,
            const DeltaSpace& s) {
   const int64_t wide = e.wide_columns, values = e.wide_values;
   transpose_into(s.ka, kChunk, wide, wide, s.turned, kChunk);
-  triangle(s.n, wide, s.turned, e.columns, count, s.a);
-  mask(head, count, s.sums, s.a, 1);
+  triangle<float>(s, s.n, wide, s.turned, e.columns, count, s.a);  // errors would go through the system
+  mask(head, count, s, s.a, 1);
   read_rows(row_at<const T>(head.value, begin), head.value.stride, count, e.values, values, 1.0f, s.w);
-  product({s.ng, wide, 1}, {state, values}, {s.w, values}, count, values, e.columns, true);
+  product<T>(s, {s.ng, wide, 1}, {state, values}, {s.w, values}, count, values, e.columns, true);
   for (int64_t first = 0; first < count; first += kTileRows) {
     const int64_t last = first + kTileRows < count ? first + kTileRows : count;
     if (first > 0) {
-      product({s.a + first * kChunk, kChunk, 1}, {s.u, values}, {s.w + first * values, values}, last - first, values,
-              first, true);
+      product<float>(s, {s.a + first * kChunk, kChunk, 1}, {s.u, values}, {s.w + first * values, values}, last - first,
+                     values, first, true);
     }
     for (int64_t t = first; t < last; ++t) {
       for (int64_t other = first; other < t; ++other) {
@@ -121,15 +121,16 @@ void advance(const DeltaHead& head, int64_t begin, int64_t end, float* state, co
   prepare<T>(head, e, begin, count, s);
   solve<T>(head, e, begin, count, state, s);
   if (output.data != nullptr) {
-    triangle(s.qa, wide, s.turned, e.columns, count, s.p);
-    mask(head, count, s.sums, s.p);
-    product({s.qi, wide, 1}, {state, values}, {s.result, values}, count, values, e.columns, false);
-    product({s.p, kChunk, 1}, {s.u, values}, {s.result, values}, count, values, true, [=](int64_t i, int64_t) {
-      return Steps{0, i + kTileRows < count ? i + kTileRows : count};
-    });
+    triangle<T>(s, s.qa, wide, s.turned, e.columns, count, s.p);
+    mask(head, count, s, s.p);
+    product<T>(s, {s.qi, wide, 1}, {state, values}, {s.result, values}, count, values, e.columns, false);
+    product<T>(s, {s.p, kChunk, 1}, {s.u, values}, {s.result, values}, count, values, count, true,
+               [=](int64_t i, int64_t) {
+                 return Steps{0, i + kTileRows < count ? i + kTileRows : count};
+               });
     write_rows(s.result, values, count, e.values, row_at<T>(output, begin), output.stride, 1.0f);
   }
-  gather(s.ki, s.u, e, count, has_gates(head), s.last, state);
+  gather<T>(s, s.ki, s.u, e, count, has_gates(head), state);
 }
 
 // So many values of a state go through all tokens before the next ones do, in a cache's innermost level.
@@ -229,8 +230,8 @@ void write_gradient(const float* gradient, const Rows& from, const float* invers
 }
 
 template <class T>
-void differentiate(const DeltaHead& head, int64_t begin, int64_t end, const float* state_before,
-                   const float* state_after, float* state_gradient, const DeltaGradients& gradients, float* workspace) {
+void differentiate(const DeltaHead& head, int64_t begin, int64_t end, const float* state_before, float* state_gradient,
+                   const DeltaGradients& gradients, float* workspace) {
   const Extent e = extent_of(head.columns, head.values);
   const int64_t count = end - begin, wide = e.wide_columns, values = e.wide_values;
   const bool by_column = head.channel_gate.data != nullptr;
@@ -238,20 +239,20 @@ void differentiate(const DeltaHead& head, int64_t begin, int64_t end, const floa
   place_delta(e, workspace, &s);
   prepare<T>(head, e, begin, count, s);
   solve<T>(head, e, begin, count, state_before, s);
-  triangle(s.qa, wide, s.turned, e.columns, count, s.p);
-  mask(head, count, s.sums, s.p);
+  triangle<T>(s, s.qa, wide, s.turned, e.columns, count, s.p);
+  mask(head, count, s, s.p);
   read_rows(row_at<const T>(head.grad_output, begin), head.grad_output.stride, count, e.values, values, 1.0f, s.d);
   const auto from_row = [=](int64_t i, int64_t) { return Steps{i, count}; };
   const auto to_row = [=](int64_t i, int64_t) { return Steps{0, i + kTileRows < count ? i + kTileRows : count}; };
 
   // dU = P^T dO + Ki dS, then what later tokens add: dU += A^T dW, dW = beta dU, from the last tile back.
-  product({s.ki, wide, 1}, {state_gradient, values}, {s.result, values}, count, values, e.columns, false);
-  product({s.p, 1, kChunk}, {s.d, values}, {s.result, values}, count, values, true, from_row);
+  product<T>(s, {s.ki, wide, 1}, {state_gradient, values}, {s.result, values}, count, values, e.columns, false);
+  product<T>(s, {s.p, 1, kChunk}, {s.d, values}, {s.result, values}, count, values, count, true, from_row);
   for (int64_t first = (count - 1) / kTileRows * kTileRows; first >= 0; first -= kTileRows) {
     const int64_t last = first + kTileRows < count ? first + kTileRows : count;
     if (last < count) {
-      product({s.a + last * kChunk + first, 1, kChunk}, {s.dw + last * values, values},
-              {s.result + first * values, values}, last - first, values, count - last, true);
+      product<float>(s, {s.a + last * kChunk + first, 1, kChunk}, {s.dw + last * values, values},
+                     {s.result + first * values, values}, last - first, values, count - last, true);
     }
     for (int64_t t = last - 1; t >= first; --t) {
       float* du = s.result + t * values;
@@ -272,10 +273,10 @@ void differentiate(const DeltaHead& head, int64_t begin, int64_t end, const floa
 
   // dP = dO U^T, and dW U^T, which is the gradient of A without its sign.
   transpose_into(s.u, kChunk, values, values, s.turned, kChunk);
-  triangle(s.d, values, s.turned, e.values, count, s.dp);
-  mask(head, count, s.sums, s.dp);
-  triangle(s.dw, values, s.turned, e.values, count, s.da);
-  mask(head, count, s.sums, s.da, 1);
+  triangle<T>(s, s.d, values, s.turned, e.values, count, s.dp);
+  mask(head, count, s, s.dp);
+  triangle<T>(s, s.dw, values, s.turned, e.values, count, s.da);
+  mask(head, count, s, s.da, 1);
   if (by_column) {
     for (int64_t i = 0; i < wide; i += kLanes) {
       const Vec middle = cpu::load(s.middle + i);
@@ -283,44 +284,49 @@ void differentiate(const DeltaHead& head, int64_t begin, int64_t end, const floa
       cpu::store(s.sums + i, cpu::exp(cpu::load(s.last + i) - middle));  // sums are not read again by columns
     }
   }
-  const auto into = [&](int64_t t) { return s.sums[t]; };
+  float* diagonal = s.p;  // not needed any more
+  take_diagonal(s.dp, count, diagonal);
   transpose_into(state_before, e.columns, values, values, s.turned_state, wide);
 
   // dQ = e^(G - m) (e^m dO S^T + dP Ka); terms of the gates' gradient begin with q dq.
-  product({s.d, values, 1}, {s.turned_state, wide}, {s.wide, wide}, count, wide, e.values, false);
-  scale_share(head, e, count, s.middle, into, s.wide);
-  product({s.dp, kChunk, 1}, {s.ka, wide}, {s.wide, wide}, count, wide, true, to_row);
-  for (int64_t i = 0; i < count * wide; i += kLanes) {
-    cpu::store(s.terms + i, cpu::load(s.qa + i) * cpu::load(s.wide + i));
-    if (by_column) cpu::store(s.wide + i, cpu::load(s.wide + i) * cpu::load(s.factors + i));
+  product<T>(s, {s.d, values, 1}, {s.turned_state, wide}, {s.wide, wide}, count, wide, e.values, false);
+  scale_share(head, e, count, s.middle, s.into, s.wide);
+  product<T>(s, {s.dp, kChunk, 1}, {s.ka, wide}, {s.wide, wide}, count, wide, count, true, to_row);
+  for (int64_t t = 0; t < count; ++t) {
+    for (int64_t i = t * wide; i < (t + 1) * wide; i += kLanes) {
+      const Vec gradient = cpu::load(s.wide + i), whole = gradient + cpu::load(s.ka + i) * diagonal[t];
+      cpu::store(s.terms + i, cpu::load(s.qa + i) * gradient);
+      cpu::store(s.wide + i, by_column ? whole * cpu::load(s.factors + i) : whole);
+    }
   }
   write_gradient<T>(s.wide, head.query, s.inverse_query, head.normalizes, e, begin, count, head.scale, gradients.query,
                     s.row);
 
   // The key that reads the state: -e^(G - m) (e^m dW S^T + (dW U^T) Ka).
-  product({s.dw, values, 1}, {s.turned_state, wide}, {s.other, wide}, count, wide, e.values, false);
-  scale_share(head, e, count, s.middle, into, s.other);
-  product({s.da, kChunk, 1}, {s.ka, wide}, {s.other, wide}, count, wide, true, to_row);
+  product<T>(s, {s.dw, values, 1}, {s.turned_state, wide}, {s.other, wide}, count, wide, e.values, false);
+  scale_share(head, e, count, s.middle, s.into, s.other);
+  product<T>(s, {s.da, kChunk, 1}, {s.ka, wide}, {s.other, wide}, count, wide, count, true, to_row);
   // The key that is written: e^(m - G) (e^(G_last - m) U dS^T + dP^T Qa + (dW U^T)^T N).
   transpose_into(state_gradient, e.columns, values, values, s.turned_state, wide);
-  product({s.u, values, 1}, {s.turned_state, wide}, {s.wide, wide}, count, wide, e.values, false);
-  scale_share(
-      head, e, count, s.sums, [&](int64_t t) { return s.last[0] - s.sums[t]; }, s.wide);
-  product({s.dp, 1, kChunk}, {s.qa, wide}, {s.wide, wide}, count, wide, true, from_row);
-  product({s.da, 1, kChunk}, {s.n, wide}, {s.wide, wide}, count, wide, true, from_row);
-  for (int64_t i = 0; i < count * wide; i += kLanes) {
-    const Vec reads = cpu::load(s.other + i), written = cpu::load(s.wide + i);
-    cpu::store(s.terms + i, cpu::load(s.terms + i) + cpu::load(s.n + i) * reads - cpu::load(s.ka + i) * written);
-    const Vec factor = by_column ? cpu::load(s.factors + i) : cpu::broadcast(1.0f);
-    cpu::store(s.wide + i, written / factor - reads * factor);
+  product<T>(s, {s.u, values, 1}, {s.turned_state, wide}, {s.wide, wide}, count, wide, e.values, false);
+  scale_share(head, e, count, s.sums, s.out_of, s.wide);
+  product<T>(s, {s.dp, 1, kChunk}, {s.qa, wide}, {s.wide, wide}, count, wide, count, true, from_row);
+  product<T>(s, {s.da, 1, kChunk}, {s.n, wide}, {s.wide, wide}, count, wide, count, true, from_row);
+  for (int64_t t = 0; t < count; ++t) {
+    for (int64_t i = t * wide; i < (t + 1) * wide; i += kLanes) {
+      const Vec reads = cpu::load(s.other + i), written = cpu::load(s.wide + i);
+      cpu::store(s.terms + i, cpu::load(s.terms + i) + cpu::load(s.n + i) * reads - cpu::load(s.ka + i) * written);
+      const Vec whole = written + cpu::load(s.qa + i) * diagonal[t];
+      const Vec factor = by_column ? cpu::load(s.factors + i) : cpu::broadcast(1.0f);
+      cpu::store(s.wide + i, whole / factor - reads * factor);
+    }
   }
   write_gradient<T>(s.wide, head.key, s.inverse_key, head.normalizes, e, begin, count, 1.0f, gradients.key, s.row);
+  gather<T>(s, s.qi, s.d, e, count, has_gates(head), state_gradient);
+  gather<T>(s, s.ng, s.dw, e, count, false, state_gradient);
   if (gradients.gate.data != nullptr || gradients.channel_gate.data != nullptr) {
-    write_gate_gradients<T>(e, begin, count, state_after, state_gradient, gradients, s.terms, s.row, s.row + wide);
+    write_gate_gradients<T>(e, begin, count, state_before, state_gradient, gradients, s.terms, s.row, s.row + wide);
   }
-
-  gather(s.qi, s.d, e, count, has_gates(head), s.last, state_gradient);
-  gather(s.ng, s.dw, e, count, false, s.last, state_gradient);
 }
 
 template <class T>
@@ -331,7 +337,11 @@ constexpr DeltaKernels kernels_for() {
 
 }  // namespace
 
+#if defined(__AVX512BF16__)
+extern const DeltaKernels kBFloat16DeltaKernels = kernels_for<BFloat16>();
+#else
 extern const DeltaKernels kDeltaKernels[kTypesCount] = {kernels_for<float>(), kernels_for<BFloat16>(),
                                                         kernels_for<Float16>()};
+#endif
 
 }  // namespace kernel_pytorch::linear_attention::delta::KP_ISA_NAMESPACE

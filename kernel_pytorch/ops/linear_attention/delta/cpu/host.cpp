@@ -14,7 +14,7 @@
 namespace kernel_pytorch::linear_attention::delta {
 namespace {
 
-constexpr int64_t kKept = 16;
+constexpr int64_t kKept = 64;
 constexpr int64_t kFewTokens = 6;  // a chunk pays above
 
 template <class Problem>
@@ -35,6 +35,13 @@ void clear_behind(const TensorView& view, int64_t end) {
   std::fill_n(view.as<char>() + end * token_bytes, (view.sizes[1] - end) * token_bytes, 0);
 }
 
+const DeltaKernels& kernels_of(CpuIsa isa, DType dtype) {
+#if defined(__x86_64__)
+  if (dtype == DType::kBFloat16 && isa >= CpuIsa::kX86V4Bf16) return isa_v4bf16::kBFloat16DeltaKernels;
+#endif
+  return KP_AT_CPU_LEVEL(isa, kDeltaKernels)[cpu_type_index(dtype)];
+}
+
 template <class Problem>
 struct Work {
   const Problem& problem;
@@ -42,9 +49,7 @@ struct Work {
   const DeltaKernels& kernels;
 
   Work(const Problem& all, const Context& context)
-      : problem(all),
-        sizes(all),
-        kernels(KP_AT_CPU_LEVEL(context.info->cpu.isa, kDeltaKernels)[cpu_type_index(all.query.dtype)]) {}
+      : problem(all), sizes(all), kernels(kernels_of(context.info->cpu.isa, all.query.dtype)) {}
   int64_t heads() const { return sizes.sequences * sizes.heads; }
   int64_t last_token() const {
     if (!problem.cu_seqlens.is_present()) return sizes.tokens;
@@ -133,13 +138,13 @@ void differentiate_head(const Work<Backward>& work, const DeltaHead& head, const
     const int64_t first = mark * kKept, last = std::min(first + kKept, chunks);
     std::vector<std::vector<float>> states{marks[mark]};
     state = marks[mark];
-    for (int64_t chunk = first; chunk < last; ++chunk) {
+    for (int64_t chunk = first; chunk < last - 1; ++chunk) {
       advance(chunk);
       states.push_back(state);
     }
     for (int64_t chunk = last - 1; chunk >= first; --chunk) {
-      kernels.differentiate(head, bounds[chunk], bounds[chunk + 1], states[chunk - first].data(),
-                            states[chunk - first + 1].data(), gradient, gradients, space.data());
+      kernels.differentiate(head, bounds[chunk], bounds[chunk + 1], states[chunk - first].data(), gradient, gradients,
+                            space.data());
     }
     marks.pop_back();
   }
@@ -163,7 +168,6 @@ void run_backward(const Backward& problem, int, Context& context) {
     gradients.beta = rows_of(problem.grad_beta, range.batch, h, dtype);
     gradients.gate = rows_of(problem.grad_gate, range.batch, h, dtype);
     gradients.channel_gate = rows_of(problem.grad_channel_gate, range.batch, h, dtype);
-    gradients.first = problem.initial_state.is_present() ? -1 : range.begin;
     std::vector<float> state = work.state(), gradient = work.state();
     work.read_state(problem.initial_state, index, state.data());
     work.read_state(problem.grad_final_state, index, gradient.data());
@@ -173,7 +177,7 @@ void run_backward(const Backward& problem, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("delta_rule cpu 1");
+  return hash_text("delta_rule cpu 3");
 }
 
 }  // namespace
