@@ -56,6 +56,7 @@ TITLES = {  # by file, or by the benchmark that wrote it
     "fp8_linear": "layers and a block in FP8",
     "kpt bench": "GEMMs by `kpt bench`",
     "linear_cross_entropy": "linear layer and cross entropy",
+    "linear_attention": "linear attention and the delta rule",
     "llama_block": "a Llama block without its GEMMs and attention",
     "matmul_cuda": "GEMMs",
     "moe": "mixtures of experts",

@@ -113,7 +113,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
                                                  {"bias", bias},
                                                  {"residual", residual},
                                                  {"activation", activation},
-                                                 {"gated", gated}});
+                                                 {"gated", gated},
+                                                 {"precision", "full"}});
     ctx->save_for_backward({rows, weight, bias.value_or(Tensor()), results[1].toTensor()});
     ctx->saved_data["activation"] = activation;
     ctx->saved_data["gated"] = gated;
@@ -135,6 +136,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
                                                   {"preactivation", saved[3]},
                                                   {"activation", ctx->saved_data["activation"]},
                                                   {"gated", ctx->saved_data["gated"]},
+                                                  {"precision", "full"},
                                                   {"input_grad", of_x},
                                                   {"weight_grad", of_weight},
                                                   {"bias_grad", of_bias}});

@@ -10,6 +10,7 @@
 #include "kernel_pytorch/base/rows.h"
 #include "kernel_pytorch/c/names.h"
 #include "kernel_pytorch/ops/operations.h"
+#include "kernel_pytorch/registry/host_call.h"
 
 namespace kernel_pytorch::c_interface {
 namespace {
@@ -377,7 +378,7 @@ void call_op(Context& context, const char* op, std::span<const kp_argument> argu
   Context own = context;
   CCall call(found, arguments, own);
   own.kernel_override = call.kernel();
-  found.declaration->call(call);
+  registry::call_declared(*found.declaration, call);
 }
 
 }  // namespace kernel_pytorch::c_interface

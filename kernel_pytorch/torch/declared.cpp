@@ -7,6 +7,7 @@
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/operations.h"
+#include "kernel_pytorch/registry/host_call.h"
 #include "kernel_pytorch/torch/call.h"
 #include "kernel_pytorch/torch/plan.h"
 
@@ -290,7 +291,7 @@ class DeclaredCall final : public registry::ArgumentSource {
 void run(const Plan& plan, StableIValue* stack, uint64_t output_count) {
   DeclaredCall call(plan, stack);
   at_border([&] {
-    plan.declaration->call(call);
+    registry::call_declared(*plan.declaration, call);
     call.return_outputs(stack, output_count);
   });
 }

@@ -49,7 +49,7 @@ def matmul(d: Draw, name: str) -> Case:
 
 
 def linear_reference(
-    x: Tensor, weight: Tensor, bias: Any = None, activation: Any = None, residual: Any = None
+    x: Tensor, weight: Tensor, bias: Any = None, activation: Any = None, residual: Any = None, precision: Any = None
 ) -> Tensor:
     sums = x @ weight.transpose(0, 1)
     sums = sums if bias is None else sums + bias
@@ -72,6 +72,7 @@ def linear(d: Draw, name: str) -> Case:
         "bias": d.some(parameter(d, outputs, dtype)),
         "activation": kind,
         "residual": d.some(d.tensor(shape, dtype), 0.4),
+        "precision": d.choice((None, "full")),
     }
     # Backward multiplies what the activation's gradient was rounded to.
     case = Case(
@@ -120,10 +121,11 @@ def mlp(d: Draw, name: str) -> Case:
         "bias_out": d.some(parameter(d, outputs, dtype)),
         "activation": kind,
         "residual": d.some(d.tensor([*lead, outputs], dtype), 0.4),
+        "precision": d.choice((None, "full")),
     }
 
     def reference(x: Tensor, weight_in: Tensor, weight_out: Tensor, bias_in: Any, bias_out: Any, activation: str,
-                  residual: Any) -> Tensor:  # fmt: skip
+                  residual: Any, precision: Any) -> Tensor:  # fmt: skip
         inner = linear_reference(x, weight_in, bias_in, activation)
         return linear_reference(inner, weight_out, bias_out, None, residual)
 

@@ -240,10 +240,14 @@ def test_tf32_where_torch_allows_it():
     assert all(torch.equal(a, b) for a, b in zip(refused, exact, strict=True))
 
 
-def test_fp64_is_refused_with_the_reason():
-    query = torch.randn(1, 2, 16, 64, device="cuda", dtype=torch.float64)
-    with pytest.raises(RuntimeError, match="fp64 runs on the CPU"):
-        attention(query, query, query)
+def test_fp64_is_the_hosts():
+    query = torch.randn(1, 2, 16, 64, device="cuda", dtype=torch.float64).requires_grad_()
+    on_host = query.detach().cpu().requires_grad_()
+    output, expected = attention(query, query, query, causal=True), attention(on_host, on_host, on_host, causal=True)
+    assert output.is_cuda and torch.equal(output.cpu(), expected)
+    output.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(query.grad.cpu(), on_host.grad, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [64, 80, 128])

@@ -45,12 +45,12 @@ def _layers(x, given):
     kept = rows(inner) if given else x.new_empty((0,))
     layers = (first, biases[0], second, biases[1])
     return {
-        "linear": (x, first, biases[0], None, kind, given, None),
-        "linear_forward": (x, first, biases[0], rows(6), kind, given, None),
-        "linear_backward": (rows(6), x, first, biases[0], kept, kind, given, True, True, given, None),
-        "mlp": (x, *layers, rows(3), kind, given),
-        "mlp_forward": (x, *layers, None, kind, given),
-        "mlp_backward": (rows(3), x, *layers, rows(6), kept, kind, given, given, True, given, True, given),
+        "linear": (x, first, biases[0], None, kind, given, "full", None),
+        "linear_forward": (x, first, biases[0], rows(6), kind, given, "full", None),
+        "linear_backward": (rows(6), x, first, biases[0], kept, kind, given, "full", True, True, given, None),
+        "mlp": (x, *layers, rows(3), kind, given, "full"),
+        "mlp_forward": (x, *layers, None, kind, given, "full"),
+        "mlp_backward": (rows(3), x, *layers, rows(6), kept, kind, given, "full", given, True, given, True, given),
     }
 
 

@@ -96,9 +96,11 @@ def test_strides(kind, dtype):
         check(kind, residual, view, weight, bias, grad[..., :1].expand(view.shape), grad_sum)
 
 
-def test_fp64_is_refused_with_the_cure():
-    with pytest.raises(RuntimeError, match=r"rms_norm: x is fp64 on cuda:0; .*CPU only.*fp32"):
-        functional.rms_norm(torch.zeros(2, 8, device="cuda", dtype=torch.float64))
+def test_fp64_is_the_hosts():
+    x = torch.randn(6, 8, device="cuda", dtype=torch.float64)[::2].requires_grad_()
+    output = functional.rms_norm(x)
+    assert output.is_cuda and torch.equal(output.cpu(), functional.rms_norm(x.cpu()))
+    assert torch.autograd.gradcheck(functional.rms_norm, (x,))
 
 
 def test_side_stream_is_used():

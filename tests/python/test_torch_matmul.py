@@ -9,6 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as torch_functional  # noqa: E402
+from attention_cases import products_of_fp32  # noqa: E402
+from kernel_pytorch._ops.support.casting import precision_for  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from kernel_pytorch import functional  # noqa: E402
 
@@ -113,6 +116,26 @@ def test_named_precisions(device):
         functional.matmul(a, b, precision="fp8")
     with pytest.raises(RuntimeError, match="precision is for fp32"):
         functional.matmul(a.half(), b.half(), precision="bf16")
+    x, weight = a.requires_grad_(), b.T.contiguous().requires_grad_()
+    for layer in (
+        functional.linear(x, weight, precision="bf16"),
+        functional.mlp(x, weight, torch.eye(72, device=device), activation=None, precision="bf16"),
+    ):
+        torch.testing.assert_close(layer.double(), rounded, rtol=1e-2, atol=1e-2)
+        assert (layer.double() - exact).abs().max() > 1e-3  # an option that reaches the products
+        gradient = torch.autograd.grad(layer.sum(), x)[0]
+        wanted = b.bfloat16().double().sum(1).expand(48, 200)
+        torch.testing.assert_close(gradient.double(), wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_tf32_is_torchs_choice():
+    """None asks torch, for fp32 on a GPU alone; an answer of the caller's goes first."""
+    for torch_allows in ("ieee", "tf32"):
+        with FakeTensorMode(allow_non_fake_inputs=True), products_of_fp32(torch_allows):
+            on_gpu, on_cpu = torch.empty(4, device="cuda"), torch.empty(4)
+            assert precision_for("linear", on_gpu, None) == ("tf32" if torch_allows == "tf32" else "full")
+            assert precision_for("linear", on_gpu, "full") == precision_for("linear", on_cpu, None) == "full"
+            assert precision_for("linear", on_gpu.bfloat16(), None) == "full"
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -217,19 +240,25 @@ def opcheck_samples():
         yield ops.matmul_add_, (fixed(3, 5), fixed(3, 4), fixed(4, 5), 0.5)
         for kind, gated in (("identity", False), ("gelu", False), ("silu", True)):
             columns = 3 if gated else 6
-            yield ops.linear, (fixed(2, 5, 4), fixed(6, 4), fixed(6), None, kind, gated, None)
-            yield ops.linear_forward, (leaf(2, 5, 4), leaf(6, 4), leaf(6), leaf(2, 5, columns), kind, gated, None)
+            yield ops.linear, (fixed(2, 5, 4), fixed(6, 4), fixed(6), None, kind, gated, "full", None)
+            yield (
+                ops.linear_forward,
+                (leaf(2, 5, 4), leaf(6, 4), leaf(6), leaf(2, 5, columns), kind, gated, "full", None),
+            )
             kept = fixed(2, 5, 6) if gated or kind != "identity" else fixed(0)
             for flags in ((True, True, True), (True, False, False), (False, False, True)):
-                args = (fixed(2, 5, columns), fixed(2, 5, 4), fixed(6, 4), fixed(6), kept, kind, gated, *flags)
+                args = (fixed(2, 5, columns), fixed(2, 5, 4), fixed(6, 4), fixed(6), kept, kind, gated, "full", *flags)
                 yield ops.linear_backward, args
             # A weight stored transposed has a gradient stored so; of 16 bits it may be wanted in fp32.
-            args = (fixed(2, 5, columns), fixed(2, 5, 4), fixed(4, 6).t(), fixed(6), kept, kind, gated)
+            args = (fixed(2, 5, columns), fixed(2, 5, 4), fixed(4, 6).t(), fixed(6), kept, kind, gated, "full")
             yield ops.linear_backward, (*args, True, True, True, torch.float32)
-            yield ops.mlp, (fixed(5, 4), fixed(6, 4), None, fixed(2, columns), fixed(2), None, kind, gated)
-            yield ops.mlp_forward, (leaf(5, 4), leaf(6, 4), leaf(6), leaf(2, columns), None, leaf(5, 2), kind, gated)
+            yield ops.mlp, (fixed(5, 4), fixed(6, 4), None, fixed(2, columns), fixed(2), None, kind, gated, "full")
+            yield (
+                ops.mlp_forward,
+                (leaf(5, 4), leaf(6, 4), leaf(6), leaf(2, columns), None, leaf(5, 2), kind, gated, "full"),
+            )
         tensors = (fixed(5, 2), fixed(5, 4), fixed(6, 4), fixed(6), fixed(2, 3), fixed(2), fixed(5, 3), fixed(5, 6))
-        yield ops.mlp_backward, (*tensors, "silu", True, True, True, True, False, True)
+        yield ops.mlp_backward, (*tensors, "silu", True, "full", True, True, True, False, True)
 
 
 @pytest.mark.filterwarnings("ignore")

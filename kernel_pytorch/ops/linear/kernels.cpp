@@ -47,12 +47,14 @@ constexpr const char* kForwardShapes = R"(
     fp32 bf16 fp16: 67x130x40 0x8x8; 1x72x96 bias=0 column_major=1; 33x64x48 activation=gelu residual=1 preactivation=1
     activation=silu gated=1 residual=1 preactivation=1; activation=silu weight_up=1 residual=1
     2x72x96 activation=gelu weight_up=1 bias=0; 200x72x96 activation=silu weight_up=1 bias=0 column_major=1
-    5x24x16 bias_dtype=fp32; fp64: 7x10x6 activation=tanh preactivation=1
+    5x24x16 bias_dtype=fp32; fp32: 33x64x48 precision=bf16x3,bf16 activation=gelu
+    fp64: 7x10x6 activation=tanh preactivation=1; 7x10x6 activation=silu weight_up=1
 )";
 
 constexpr const char* kBackwardShapes = R"(
     fp32 bf16 fp16: 67x130x40 0x8x8; 31x72x96 column_major=1; 33x64x48 activation=gelu; activation=silu gated=1
-    40x24x16 bias_dtype=fp32 weight_dtype=fp32 input_grad=0; weight_grad=0; fp64: 7x10x6 activation=tanh
+    40x24x16 bias_dtype=fp32 weight_dtype=fp32 input_grad=0; weight_grad=0; fp32: 33x64x48 precision=bf16x3,bf16
+    fp64: 7x10x6 activation=tanh
 )";
 
 }  // namespace
@@ -91,7 +93,7 @@ registry::Parts parts_of(const Backward& arguments, const DeviceInfo& device) {
 
 constinit const registry::Operation<Forward> kForward = registry::declared<Forward, kForwardFields, forward_flops>(
     {.name = "linear_forward",
-     .kernels = composed_kernels<Forward, compose>,
+     .kernels = composed_kernels<Forward, compose, true>,
      .describe = describe,
      .request = {.shape = "... out in", .options = "column_major preactivation"},
      .arrange = arrange,
@@ -100,7 +102,7 @@ constinit const registry::Operation<Forward> kForward = registry::declared<Forwa
      .parts = parts_of});
 constinit const registry::Operation<Backward> kBackward = registry::declared<Backward, kBackwardFields, backward_flops>(
     {.name = "linear_backward",
-     .kernels = composed_kernels<Backward, compose>,
+     .kernels = composed_kernels<Backward, compose, true>,
      .describe = describe,
      .request = {.shape = "... out in", .options = "column_major"},
      .arrange = arrange,

@@ -92,13 +92,16 @@ matmul::Product product_of(const Forward& problem) {
                                   : matmul::Form::kPlain,
           .activation = kind_of(problem.activation),
           .residual = problem.residual,
+          .precision = problem.precision,
           .output = problem.output,
           .preactivation = problem.preactivation};
 }
 
 void visit_products(const Backward& problem, const TensorView& grad, const ProductVisitor& visit) {
   const TensorView &x = problem.x, &grad_weight = problem.grad_weight, &grad_bias = problem.grad_bias;
-  if (problem.grad_x.is_present()) visit({.a = grad, .b = problem.weight, .output = problem.grad_x});
+  const matmul::Precision precision = problem.precision;
+  if (problem.grad_x.is_present())
+    visit({.a = grad, .b = problem.weight, .precision = precision, .output = problem.grad_x});
   const bool is_column = grad_weight.is_present() && is_column_major(grad_weight);
   if (grad_bias.is_present() && (is_column || !grad_weight.is_present())) {
     // Sums over the rows of a gradient: a GEMM without columns.
@@ -108,9 +111,9 @@ void visit_products(const Backward& problem, const TensorView& grad, const Produ
     visit({.a = transposed(grad), .b = nothing, .output = output, .row_sums = grad_bias});
   }
   if (is_column) {
-    visit({.a = transposed(x), .b = grad, .output = transposed(grad_weight)});
+    visit({.a = transposed(x), .b = grad, .precision = precision, .output = transposed(grad_weight)});
   } else if (grad_weight.is_present()) {
-    visit({.a = transposed(grad), .b = x, .output = grad_weight, .row_sums = grad_bias});
+    visit({.a = transposed(grad), .b = x, .precision = precision, .output = grad_weight, .row_sums = grad_bias});
   }
 }
 
@@ -120,8 +123,10 @@ bool is_one_product(const Forward& problem, const DeviceInfo& device) {
 }
 
 GateAndUp gate_and_up_of(const Forward& problem, const TensorView& gate, const TensorView& up) {
-  return {{.a = problem.x, .b = transposed(problem.weight), .bias = problem.bias, .output = gate},
-          {.a = problem.x, .b = transposed(problem.weight_up), .output = up}};
+  const matmul::Precision precision = problem.precision;
+  return {
+      {.a = problem.x, .b = transposed(problem.weight), .bias = problem.bias, .precision = precision, .output = gate},
+      {.a = problem.x, .b = transposed(problem.weight_up), .precision = precision, .output = up}};
 }
 
 void compose(const Forward& problem, Context& context) {

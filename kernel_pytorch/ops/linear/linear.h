@@ -12,8 +12,9 @@
 // the GEMM of the transposed operands. Made of matmul and activation, with their kernels, types and errors.
 //
 // Shapes: x [..., in], weight [out, in], bias [out], residual and output [..., out] (gated: out / 2), preactivation
-// [..., out]. Leading dimensions merge, the last stride is 1; of the weight one stride is 1. Types: fp32, bf16, fp16,
-// and fp64 on the CPU, alike; bias and its gradient x's type or fp32; grad_weight x's type or fp32.
+// [..., out]. Leading dimensions merge, the last stride is 1; of the weight one stride is 1. Types: fp32, bf16, fp16
+// or fp64 alike; bias and its gradient x's type or fp32; grad_weight x's type or fp32. `precision` is that of every
+// GEMM, as matmul has it.
 #pragma once
 
 #include <memory>
@@ -43,6 +44,7 @@ struct Forward {
   TensorView residual{};  // optional
   Activation activation = Activation::kIdentity;
   bool gated = false;
+  matmul::Precision precision = matmul::Precision::kFull;
   TensorView weight_up{};  // optional; as weight
   TensorView output{};
   TensorView preactivation{};  // optional; with an activation
@@ -56,6 +58,7 @@ inline constexpr auto kForwardFields = fields<Forward>(
         {.shape = "... out/2 | ... out", .shape_by = "gated", .memory = MemoryLayout::kRows}),
     option<&Forward::activation>({.key = KeyPart::kValue, .choices = kActivationNames}),
     option<&Forward::gated>({.key = KeyPart::kValue}),
+    option<&Forward::precision>({.key = KeyPart::kValue, .choices = matmul::kPrecisionNames}),
     optional_input<&Forward::weight_up>({.shape = "out in", .memory = MemoryLayout::kMatrix, .key = KeyPart::kSizes}),
     output<&Forward::output>({.shape = "... out/2 | ... out", .shape_by = "gated", .dtype = "x"}),
     saved<&Forward::preactivation>({.shape = "0 | ... out", .shape_by = "activation", .dtype = "x"}));
@@ -69,6 +72,7 @@ struct Backward {
   TensorView preactivation{};  // with an activation
   Activation activation = Activation::kIdentity;
   bool gated = false;
+  matmul::Precision precision = matmul::Precision::kFull;
   TensorView grad_x{};       // optional, as are
   TensorView grad_weight{};  // all three; in either order of memory
   TensorView grad_bias{};
@@ -82,6 +86,7 @@ inline constexpr auto kBackwardFields = fields<Backward>(
     input<&Backward::preactivation>({.shape = "0 | ... out", .shape_by = "activation", .memory = MemoryLayout::kRows}),
     option<&Backward::activation>({.key = KeyPart::kValue, .choices = kActivationNames}),
     option<&Backward::gated>({.key = KeyPart::kValue}),
+    option<&Backward::precision>({.key = KeyPart::kValue, .choices = matmul::kPrecisionNames}),
     output<&Backward::grad_x>({.shape = "... in", .dtype = "x", .wanted = "input_grad"}),
     output<&Backward::grad_weight>({.shape = "out in",
                                     .order_of = "weight",

@@ -68,8 +68,6 @@ void check_operands(Product& problem, Device device, std::span<const int64_t> le
   KP_CHECK(a.dtype == DType::kFloat32 || a.dtype == DType::kBFloat16 || a.dtype == DType::kFloat16 ||
                a.dtype == DType::kFloat64,
            "matmul: a is ", a.dtype, "; convert it to fp32, bf16, fp16 or fp64");
-  KP_CHECK(a.dtype != DType::kFloat64 || device.kind == DeviceKind::kCpu, "matmul: a is fp64 on ", device,
-           "; fp64 is supported on the CPU only, convert it to fp32");
   KP_CHECK(a.dtype == b.dtype, "matmul: a is ", a.dtype, ", b is ", b.dtype, "; convert one of them");
   lift("b", b, leading);
   lift("output", problem.output, leading);

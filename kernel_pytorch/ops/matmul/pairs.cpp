@@ -61,8 +61,8 @@ void check(PairGradient& problem, Device device) {
              shape_text(saved.shape()), ", another tensor is ", *view, "; rows are equal, grad_output's columns half");
   }
   KP_CHECK(saved.dtype == DType::kFloat32 || saved.dtype == DType::kBFloat16 || saved.dtype == DType::kFloat16 ||
-               (saved.dtype == DType::kFloat64 && device.kind == DeviceKind::kCpu),
-           kOp, ": saved is ", saved.dtype, " on ", device, "; convert it to fp32, bf16 or fp16");
+               saved.dtype == DType::kFloat64,
+           kOp, ": saved is ", saved.dtype, "; convert it to fp32, bf16, fp16 or fp64");
 }
 
 void pair_gradient(const PairGradient& arguments, Context& context) {

@@ -41,7 +41,7 @@ constexpr const char* kBackwardShapes = R"(
 
 constinit const registry::Operation<Forward> kForward =
     registry::declared<Forward, kForwardFields, forward_flops>({.name = "mlp_forward",
-                                                                .kernels = composed_kernels<Forward, compose>,
+                                                                .kernels = composed_kernels<Forward, compose, true>,
                                                                 .describe = describe,
                                                                 .request = kRequest,
                                                                 .check = check,
@@ -49,7 +49,7 @@ constinit const registry::Operation<Forward> kForward =
                                                                 .parts = parts_of});
 constinit const registry::Operation<Backward> kBackward =
     registry::declared<Backward, kBackwardFields, backward_flops>({.name = "mlp_backward",
-                                                                   .kernels = composed_kernels<Backward, compose>,
+                                                                   .kernels = composed_kernels<Backward, compose, true>,
                                                                    .request = kRequest,
                                                                    .check = check,
                                                                    .shapes = kBackwardShapes,

@@ -35,6 +35,7 @@ linear::Forward first_layer(const Forward& problem, const TensorView& hidden) {
           .bias = problem.bias_in,
           .activation = problem.activation,
           .gated = problem.gated,
+          .precision = problem.precision,
           .output = hidden,
           .preactivation = problem.preactivation};
 }
@@ -43,6 +44,7 @@ linear::Forward second_layer(const Forward& problem, const TensorView& hidden) {
           .weight = problem.weight_out,
           .bias = problem.bias_out,
           .residual = problem.residual,
+          .precision = problem.precision,
           .output = problem.output};
 }
 
@@ -52,6 +54,7 @@ linear::Backward second_layer(const Backward& problem) {
           .x = problem.hidden,
           .weight = problem.weight_out,
           .bias = problem.bias_out,
+          .precision = problem.precision,
           .grad_weight = problem.grad_weight_out,
           .grad_bias = problem.grad_bias_out};
 }
@@ -69,6 +72,7 @@ matmul::Product through_activation(const Backward& problem, const TensorView& gr
                                   : Form::kGradient,
           .activation = linear::kind_of(problem.activation),
           .saved = problem.preactivation,
+          .precision = problem.precision,
           .output = grad};
 }
 // The first layer, its activation already differentiated.
@@ -77,6 +81,7 @@ linear::Backward first_layer(const Backward& problem, const TensorView& grad) {
           .x = problem.x,
           .weight = problem.weight_in,
           .bias = problem.bias_in,
+          .precision = problem.precision,
           .grad_x = problem.grad_x,
           .grad_weight = problem.grad_weight_in,
           .grad_bias = problem.grad_bias_in};

@@ -24,7 +24,8 @@ struct Forward {
   TensorView residual{};    // optional [..., out]
   Activation activation = Activation::kGelu;
   bool gated = false;
-  TensorView output{};         // [..., out]
+  matmul::Precision precision = matmul::Precision::kFull;  // of every GEMM
+  TensorView output{};                                     // [..., out]
   TensorView hidden{};         // optional [..., inner], gated: [..., inner / 2]: what a backward needs
   TensorView preactivation{};  // optional [..., inner]; likewise, with an activation
 };
@@ -39,7 +40,9 @@ inline constexpr auto kForwardFields = fields<Forward>(
         {.shape = "out", .memory = MemoryLayout::kContiguous, .usual = true, .trial = "bias"}),
     optional_input<&Forward::residual>({.shape = "... out", .memory = MemoryLayout::kRows}),
     option<&Forward::activation>({.key = KeyPart::kValue, .choices = linear::kActivationNames}),
-    option<&Forward::gated>({.key = KeyPart::kValue}), output<&Forward::output>({.shape = "... out", .dtype = "x"}),
+    option<&Forward::gated>({.key = KeyPart::kValue}),
+    option<&Forward::precision>({.key = KeyPart::kValue, .choices = matmul::kPrecisionNames}),
+    output<&Forward::output>({.shape = "... out", .dtype = "x"}),
     saved<&Forward::hidden>({.shape = "... inner/2 | ... inner", .shape_by = "gated", .dtype = "x", .trial = "saved"}),
     saved<&Forward::preactivation>(
         {.shape = "0 | ... inner", .shape_by = "activation", .dtype = "x", .trial = "saved"}));
@@ -56,6 +59,7 @@ struct Backward {
   TensorView preactivation{};
   Activation activation = Activation::kGelu;
   bool gated = false;
+  matmul::Precision precision = matmul::Precision::kFull;
   TensorView grad_x{};
   TensorView grad_weight_in{};
   TensorView grad_bias_in{};
@@ -77,6 +81,7 @@ inline constexpr auto kBackwardFields = fields<Backward>(
         {.shape = "0 | ... inner", .shape_by = "activation", .memory = MemoryLayout::kRows}),
     option<&Backward::activation>({.key = KeyPart::kValue, .choices = linear::kActivationNames}),
     option<&Backward::gated>({.key = KeyPart::kValue}),
+    option<&Backward::precision>({.key = KeyPart::kValue, .choices = matmul::kPrecisionNames}),
     output<&Backward::grad_x>({.shape = "... in", .dtype = "x", .wanted = "input_grad"}),
     output<&Backward::grad_weight_in>(
         {.shape = "inner in", .order_of = "weight_in", .dtype = "weight_in", .wanted = "weight_in_grad"}),

@@ -10,14 +10,15 @@
 
 namespace kernel_pytorch {
 
-template <class Problem, void (*kCompose)(const Problem&, Context&)>
+// kTakesDouble: its parts have kernels of fp64 on a GPU.
+template <class Problem, void (*kCompose)(const Problem&, Context&), bool kTakesDouble = false>
 std::span<const registry::Kernel<Problem>> composed_kernels() {
   using Kernel = registry::Kernel<Problem>;
   static const Kernel kKernels[] = {
       {.name = "composed",
        .supports =
            [](const Problem& problem, const DeviceInfo& device) {
-             const bool is_wide = !device.is_cpu() && problem.x.dtype == DType::kFloat64;
+             const bool is_wide = !kTakesDouble && !device.is_cpu() && problem.x.dtype == DType::kFloat64;
              return registry::Support::unless(is_wide ? "its parts take fp64 on the CPU only" : nullptr);
            },
        .run =

@@ -21,7 +21,7 @@ def activation(
     """dropout(function(x + bias)) + residual, in one pass over memory.
 
     Args:
-        x: [..., columns], any strides; fp32, bf16, fp16, and fp64 on the CPU.
+        x: [..., columns], any strides; fp32, bf16, fp16 and fp64.
         kind: gelu, gelu_tanh, silu, relu, relu_squared, sigmoid, tanh or identity.
         bias: [columns], x's type or fp32. A narrower one is widened to x's type.
         residual: x's shape; where the types differ, both are taken in the wider one.

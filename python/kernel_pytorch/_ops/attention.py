@@ -14,7 +14,7 @@ from torch import Tensor
 from .._shape_rules import window_sides
 from ..expression import trace
 from .support.autograd import transforms_active, wants_gradient
-from .support.casting import autocast, statistics_dtype
+from .support.casting import autocast, statistics_dtype, torch_allows_tf32
 from .support.declare import backward, differentiable
 from .support.declared import declared, saves_of
 from .support.masks import Sizes, join_masks
@@ -227,15 +227,6 @@ def _refuse_inside_context_parallel() -> None:
             "alone; use kernel_pytorch.compat.torch_context_parallel with torch's scaled_dot_product_attention, or "
             "kernel_pytorch.attention.distributed.context_parallel_attention"
         )
-
-
-def torch_allows_tf32() -> bool:
-    """Whether torch's own products of fp32 on a GPU may be of tf32; torch.compile compiles again where that changes."""
-    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
-
-
-# What torch.compiler.assume_constant_result sets; the decorator itself would import the compiler, a second.
-torch_allows_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _counts(tensor: Tensor) -> Tensor:

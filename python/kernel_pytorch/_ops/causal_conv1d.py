@@ -22,7 +22,7 @@ def causal_conv1d(
     """output[t] = activation(bias + sum of weight[:, i] * x[t - width + 1 + i] over i < width), for each channel.
 
     Args:
-        x: [batch, tokens, channels]; fp32, bf16, fp16, and fp64 on the CPU.
+        x: [batch, tokens, channels]; fp32, bf16, fp16 and fp64.
         weight: [channels, width], the width 2, 3 or 4; x's type.
         bias: [channels].
         activation: "silu", or None.

@@ -36,7 +36,7 @@ def cross_entropy(
     """Cross entropy of logits against class indices; loss and gradient in one visit to the logits.
 
     Args:
-        logits: [..., classes], any strides; fp32, bf16, fp16, and fp64 on the CPU.
+        logits: [..., classes], any strides; fp32, bf16, fp16 and fp64.
         target: [...], integers in [0, classes) or ignore_index. Another index is an error on the CPU and makes the
             row's loss and gradient NaN on a GPU.
         weight: [classes], the logits' type or fp32; ones where absent. It has no gradient.

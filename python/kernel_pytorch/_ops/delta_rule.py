@@ -31,7 +31,7 @@ def delta_rule(
     logarithms, at most 0. Keys should have length 1 and betas lie in (0, 2): the recurrence grows otherwise.
 
     Args:
-        query, key: [batch, tokens, heads, columns]; fp32, bf16, fp16, and fp64 on the CPU. Their heads may divide those
+        query, key: [batch, tokens, heads, columns]; fp32, bf16, fp16 and fp64. Their heads may divide those
             of the value: each then serves as many neighbouring heads.
         value: [batch, tokens, heads, values].
         beta: how much of what the state answers to a key is replaced, [batch, tokens, heads]; the query's type or fp32.

@@ -12,7 +12,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, *, seed: Tensor | 
     """x with each element zeroed with probability p and the others divided by 1 - p; x itself where not training.
 
     Args:
-        x: [..., columns], any strides; fp32, bf16, fp16, and fp64 on the CPU.
+        x: [..., columns], any strides; fp32, bf16, fp16 and fp64.
         p: between 0 and 1, in steps of 1/65536.
         seed: int64[2] on x's device, the seed and the offset: the same mask for the same seed, on every device. None
             draws one from torch's generator.

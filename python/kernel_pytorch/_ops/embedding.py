@@ -16,7 +16,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
     Args:
         input: indices of any shape, int64 or int32. One outside the table raises on the CPU; on a GPU, which cannot
             stop for it without waiting, its row is NaN and the gradient ignores it.
-        weight: [rows, columns], any strides; fp32, bf16, fp16, and fp64 on the CPU.
+        weight: [rows, columns], any strides; fp32, bf16, fp16 and fp64.
         padding_idx: a row whose gradient is zero; negative counts from the last.
 
     Returns:

@@ -63,7 +63,7 @@ def grouped_matmul(
     """Row r of x times the matrix of r's group; offsets stay on the device, nothing is padded.
 
     Args:
-        x: [rows, k], or with gather [any, k]. fp32, bf16, fp16, and fp64 on the CPU.
+        x: [rows, k], or with gather [any, k]. fp32, bf16, fp16 and fp64.
         weight: [groups, k, n], or with transpose_weight [groups, n, k]; views are not copied. Up to 1024 groups.
         offsets: [groups], where each group ends, or [groups + 1] with a 0 in front. Ascending; groups may be empty.
             Those that leave the rows raise on the CPU, and with KERNEL_PYTORCH_CHECK=1 on a GPU, where they are

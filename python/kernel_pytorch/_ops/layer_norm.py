@@ -52,7 +52,7 @@ def layer_norm(
     """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last dimension.
 
     Args:
-        x: [..., columns], any strides; fp32, bf16, fp16, and fp64 on the CPU.
+        x: [..., columns], any strides; fp32, bf16, fp16 and fp64.
         weight, bias: [columns], x's type or fp32; ones and zeros where absent. A narrower one is widened.
         residual: x's shape. With it, x + residual is normalised, and (output, x + residual) returned, the sum in the
             wider of the two types. A 16-bit one of the two beside fp32 is read as it is.

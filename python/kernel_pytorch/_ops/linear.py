@@ -10,7 +10,7 @@ from torch import Tensor
 from .gated_activation import gated_activation
 from .matmul import matmul
 from .support.autograd import wants_gradient
-from .support.casting import autocast, parameter_for
+from .support.casting import autocast, parameter_for, precision_for
 from .support.declare import backward, differentiable
 
 # What an activation's word means: the function, and whether it is of the even columns alone (the gates).
@@ -25,11 +25,12 @@ def linear(
     activation: str | None = None,
     residual: Tensor | None = None,
     weight_up: Tensor | None = None,
+    precision: str | None = None,
 ) -> Tensor:
     """activation(x @ weight.T + bias) + residual in one pass: what surrounds the product is part of its kernel.
 
     Args:
-        x: [..., in], any strides; fp32, bf16, fp16, and fp64 on the CPU.
+        x: [..., in], any strides; fp32, bf16, fp16 and fp64.
         weight: [out, in], any strides, x's type (autocast casts both).
         bias: [out], x's type or fp32; a narrower one is widened.
         activation: None, gelu, gelu_tanh, silu, relu, relu_squared, sigmoid or tanh; or a gated one, swiglu, geglu,
@@ -39,6 +40,7 @@ def linear(
         weight_up: of the weight's shape and type. The activated values are multiplied by x @ weight_up.T: a gated layer
             of two matrices as they are, in one product where a kernel takes both (bf16 and fp16 on a Hopper GPU, or up
             to 16 rows on any from sm_80). Calls that need a gradient compute two products and their own backward.
+        precision: of fp32 products and those of their gradients, as `matmul`'s; None asks torch.backends.cuda.matmul.
 
     Returns:
         [..., out], contiguous, of x's type; summed in fp32 and rounded once.
@@ -52,8 +54,10 @@ def linear(
     if weight_up is not None:
         (weight_up,) = autocast(weight_up)
         if wants_gradient(x, weight, bias, residual, weight_up):
-            return gated_activation(linear(x, weight, bias), linear(x, weight_up), kind, residual=residual)
-    return _linear(x, weight, parameter_for(x, bias), residual, kind, gated, weight_up)  # type: ignore[no-any-return]
+            gate = linear(x, weight, bias, precision=precision)
+            return gated_activation(gate, linear(x, weight_up, precision=precision), kind, residual=residual)
+    precision = precision_for("linear", x, precision)
+    return _linear(x, weight, parameter_for(x, bias), residual, kind, gated, precision, weight_up)  # type: ignore[no-any-return]
 
 
 def mlp(
@@ -65,15 +69,19 @@ def mlp(
     *,
     activation: str | None = "gelu",
     residual: Tensor | None = None,
+    precision: str | None = None,
 ) -> Tensor:
-    """linear(linear(x, weight_in, bias_in, activation=activation), weight_out, bias_out, residual=residual).
+    """linear(linear(x, weight_in, bias_in, activation=activation), weight_out, bias_out, residual=residual), with
+    `precision` both times.
 
     Backward is four products: the activation's gradient is part of the one that comes before it.
     """
     x, weight_in, weight_out = autocast(x, weight_in, weight_out)
     residual = _residual_for("mlp", x, weight_in, residual)
     kind, gated = _layer("mlp", activation)
-    return _mlp(x, weight_in, parameter_for(x, bias_in), weight_out, parameter_for(x, bias_out), residual, kind, gated)  # type: ignore[no-any-return]
+    biases = parameter_for(x, bias_in), parameter_for(x, bias_out)
+    precision = precision_for("mlp", x, precision)
+    return _mlp(x, weight_in, biases[0], weight_out, biases[1], residual, kind, gated, precision)  # type: ignore[no-any-return]
 
 
 def interleave_gate_up(gate: Tensor, up: Tensor) -> Tensor:
@@ -114,11 +122,11 @@ def _gradient(grads: Any, saved: Any, wanted: Any) -> Any:
 
 def _differentiable_gradient(grad: Tensor, saved: Any, wanted: Any) -> tuple[Tensor | None, ...]:
     """The gradients of a layer without an activation, as GEMMs that are differentiable themselves."""
-    x, weight, bias, *_ = saved
+    x, weight, bias, *_, precision = saved
     rows, grad_rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
     return (
-        matmul(grad, weight) if wanted[0] else None,
-        matmul(grad_rows.mT, rows) if wanted[1] else None,
+        matmul(grad, weight, precision=precision) if wanted[0] else None,
+        matmul(grad_rows.mT, rows, precision=precision) if wanted[1] else None,
         grad_rows.sum(0).to(bias.dtype) if wanted[2] else None,
     )
 

@@ -33,7 +33,7 @@ def linear_attention(
     each token Mamba-2's SSD, with one for each channel GLA. Gates and decays are logarithms, at most 0.
 
     Args:
-        query, key: [batch, tokens, heads, columns]; fp32, bf16, fp16, and fp64 on the CPU. Their heads may divide those
+        query, key: [batch, tokens, heads, columns]; fp32, bf16, fp16 and fp64. Their heads may divide those
             of the value: each then serves as many neighbouring heads.
         value: [batch, tokens, heads, values].
         gate: [batch, tokens, heads], or [batch, tokens, heads, columns] for a gate of each channel; the query's type or

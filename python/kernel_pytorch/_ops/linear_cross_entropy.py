@@ -39,7 +39,7 @@ def linear_cross_entropy(
     The gradients are computed with the loss, by chunks of rows; beyond them a call takes `chunk_bytes` and little else.
 
     Args:
-        hidden: [..., size], any strides; fp32, bf16, fp16, and fp64 on the CPU.
+        hidden: [..., size], any strides; fp32, bf16, fp16 and fp64.
         weight: [classes, size], hidden's type (autocast casts both).
         target, class_weight, ignore_index, label_smoothing, z_loss, softcap: as cross_entropy's (class_weight is its
             weight).

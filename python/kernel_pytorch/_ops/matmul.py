@@ -7,30 +7,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .support.casting import autocast, same_type
+from .support.casting import autocast, precision_for, same_type
 from .support.declare import differentiable, without_gradient
 
-_PRECISIONS = ("full", "tf32", "bf16", "bf16x3")
 
-
-def matmul(a: Tensor, b: Tensor, *, precision: str = "full") -> Tensor:
+def matmul(a: Tensor, b: Tensor, *, precision: str | None = None) -> Tensor:
     """a @ b, summed in fp32 and rounded once.
 
     Args:
-        a: [..., m, k], or a vector [k]. Any strides; transposed views are not copied. fp32, bf16, fp16, and fp64 on
-            the CPU; of two types the wider is taken.
+        a: [..., m, k], or a vector [k]. Any strides; transposed views are not copied. fp32, bf16, fp16 and fp64;
+            of two types the wider is taken.
         b: [..., k, n], or a vector [k]; leading sizes broadcast, as torch.matmul's.
-        precision: of fp32 products: "full" multiplies fp32 exactly, "bf16" rounds both to bf16 first, "bf16x3" adds
-            three products of bf16 halves (errors near fp32's), "tf32" is a GPU's. Gradients are taken alike.
+        precision: of fp32 products: "full" is right to fp32's rounding, "bf16" rounds both to bf16 first, "bf16x3" adds
+            three products of bf16 halves (errors near fp32's), "tf32" drops 13 bits of both, on a GPU. None: "tf32"
+            where torch.backends.cuda.matmul allows torch so much, else "full". Gradients are taken alike.
 
     Returns:
         [..., m, n], contiguous. Under autocast in its type, as torch.matmul.
     """
-    if precision not in _PRECISIONS:
-        raise ValueError(f'matmul: precision is "{precision}"; it is one of {", ".join(_PRECISIONS)}')
     a, b = autocast(a, b)
     if a.dtype is not b.dtype:
         a, b = same_type(a, b)
+    precision = precision_for("matmul", a, precision)
     if a.dim() == 2 and b.dim() == 2:
         return _matmul(a, b, precision)  # type: ignore[no-any-return]
     if a.dim() == 0 or b.dim() == 0:

@@ -46,7 +46,7 @@ def route(
     """The k best experts of each token, their weights, and the rows sorted by expert, without a word to the host.
 
     Args:
-        logits: [..., experts], 1 to 1024 experts; fp32, bf16, fp16, and fp64 on the CPU. Scores are fp32.
+        logits: [..., experts], 1 to 1024 experts; fp32, bf16, fp16 and fp64. Scores are fp32.
         k: experts of a token, up to 16. Of equal scores the lower index goes first.
         score: "softmax" over all experts, or "sigmoid" of each.
         bias: [experts], added to scores for the choice alone; weights do not know it, and it has no gradient.

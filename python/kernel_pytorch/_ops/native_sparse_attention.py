@@ -42,8 +42,8 @@ def native_sparse_attention(
     What is missing early in a sequence is skipped. The last query stands at the last key.
 
     Args:
-        query: [batch, queries, heads, size]; fp32, bf16, fp16, and fp64 on the CPU. Under autocast query, key, value
-            and compressed ones are cast to its type.
+        query: [batch, queries, heads, size]; fp32, bf16, fp16 and fp64. Under autocast query, key, value and compressed
+            ones are cast to its type.
         key: [batch, keys, key_heads, size]; the heads of query are a multiple of key_heads.
         value: [batch, keys, key_heads, value_size].
         gates: of the compressed, the selected and the window branch: [batch, queries, heads, 3], or three of [batch,

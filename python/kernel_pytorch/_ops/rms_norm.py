@@ -52,7 +52,7 @@ def rms_norm(
     """x / sqrt(mean(x^2) + eps) * (weight + weight_offset), over the last dimension.
 
     Args:
-        x: [..., columns], any strides; fp32, bf16, fp16, and fp64 on the CPU.
+        x: [..., columns], any strides; fp32, bf16, fp16 and fp64.
         weight: [columns], x's type or fp32; ones where absent. A narrower one is widened to x's type.
         residual: x's shape. With it, x + residual is normalised, and (output, x + residual) returned, the sum in the
             wider of the two types. If one of the two is fp32, the other may be bf16 or fp16.

@@ -15,7 +15,7 @@ def softmax(x: Tensor, *, scale: float = 1.0, mask: Tensor | None = None, causal
     """softmax(scale * x + mask) over the last dimension, in one pass over memory.
 
     Args:
-        x: [..., queries, keys] or any other shape, any strides; fp32, bf16, fp16, and fp64 on the CPU.
+        x: [..., queries, keys] or any other shape, any strides; fp32, bf16, fp16 and fp64.
         scale: what x is multiplied with; 1 / temperature.
         mask: broadcastable to x's shape. Boolean: True keeps a score, False removes it. Otherwise it is added, in x's
             type or fp32, and may want a gradient.

@@ -29,7 +29,7 @@ def ssd(
     """h_t = e^(dt_t A) h_(t-1) + dt_t x_t B_t^T, output_t = h_t C_t + D x_t, for each head.
 
     Args:
-        x: [batch, tokens, heads, size]; fp32, bf16, fp16, and fp64 on the CPU.
+        x: [batch, tokens, heads, size]; fp32, bf16, fp16 and fp64.
         dt: [batch, tokens, heads]: the step of each token.
         A: [heads], negative.
         B, C: [batch, tokens, groups, states]; groups divide the heads, each serves as many neighbouring heads.

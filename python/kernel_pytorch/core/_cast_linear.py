@@ -64,7 +64,7 @@ class _CastLinear(torch.autograd.Function):
         ctx.save_for_backward(x, narrow, bias)
         ctx.ours, ctx.rows = ours, weight.shape[0]
         if ours:
-            return _ops.linear(x, narrow, bias, None, "identity", False, None)  # type: ignore[no-any-return]
+            return _ops.linear(x, narrow, bias, None, "identity", False, "full", None)  # type: ignore[no-any-return]
         return torch_functional.linear(x, narrow, narrow_bias)
 
     @staticmethod
@@ -75,7 +75,7 @@ class _CastLinear(torch.autograd.Function):
         rows, grad = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
         ours = needed if ctx.ours else (False, False, needed[2])
         of_x, of_weight, of_bias = _ops.linear_backward(
-            grad[:, : ctx.rows], rows, weight[: ctx.rows], bias, x.new_empty((0,)), "identity", False, *ours,
+            grad[:, : ctx.rows], rows, weight[: ctx.rows], bias, x.new_empty((0,)), "identity", False, "full", *ours,
             torch.float32,
         )  # fmt: skip
         if not ctx.ours:

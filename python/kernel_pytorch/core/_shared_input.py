@@ -76,7 +76,7 @@ class _Linears(torch.autograd.Function):
         ctx.ours, ctx.count = ours, count
         ctx.set_materialize_grads(False)
         if ours:
-            return tuple(_ops.linear(x, w, b, None, "identity", False, None) for w, b in zip(weights, biases))
+            return tuple(_ops.linear(x, w, b, None, "identity", False, "full", None) for w, b in zip(weights, biases))
         return tuple(torch_functional.linear(x, w, b) for w, b in zip(weights, biases))
 
     @staticmethod
@@ -101,7 +101,7 @@ def _our_products(grad: Tensor, x: Tensor, weight: Tensor, bias: Any, total: Any
     """The gradients of x, to which `total` was added, of the weight and of the bias."""
     first = needed[0] and total is None
     empty = x.new_empty((0,))
-    found = _ops.linear_backward(grad, x, weight, bias, empty, "identity", False, first, *needed[1:])
+    found = _ops.linear_backward(grad, x, weight, bias, empty, "identity", False, "full", first, *needed[1:])
     if first:
         total = found[0]
     elif needed[0]:

@@ -25,7 +25,7 @@ def rms_norm(
     """x / sqrt(mean(x^2) + eps) * (weight + weight_offset), over the last dimension.
 
     Args:
-        x: [..., columns]; fp32, bf16, fp16, and fp64 on the CPU.
+        x: [..., columns]; fp32, bf16, fp16 and fp64.
         weight: [columns], x's type or fp32; ones where absent.
         residual: x's shape. With it x + residual is normalised, and (output, x + residual) returned.
         weight_offset: added to the weight; 1.0 for models that store weight - 1.

@@ -23,11 +23,10 @@ def matmul(a: Array, b: Array, *, precision: str = "full") -> Array:
     Args:
         a: [..., m, k], or a vector [k]; of two types the wider is taken.
         b: [..., k, n], or a vector [k]; leading sizes broadcast.
-        precision: of fp32 products: "full" multiplies fp32 exactly, "bf16" rounds both to bf16 first, "bf16x3" adds
+        precision: of fp32 products: "full" is right to fp32's rounding, "bf16" rounds both to bf16 first, "bf16x3" adds
             three products of bf16 halves (errors near fp32's), "tf32" is a GPU's. Gradients are taken alike.
     """
-    if precision not in _PRECISIONS:
-        raise ValueError(f'matmul: precision is "{precision}"; it is one of {", ".join(_PRECISIONS)}')
+    _check_precision("matmul", precision)
     a, b = same_type(jnp.asarray(a), jnp.asarray(b))
     if a.ndim == 0 or b.ndim == 0:
         raise ValueError(f"matmul: a has {a.ndim} dimensions, b has {b.ndim}; both need at least one")
@@ -61,6 +60,7 @@ def linear(
     activation: str | None = None,
     residual: Array | None = None,
     weight_up: Array | None = None,
+    precision: str = "full",
 ) -> Array:
     """activation(x @ weight.T + bias) + residual.
 
@@ -71,13 +71,14 @@ def linear(
             `interleave_gate_up`), and function(gate) * up is taken of each pair.
         weight_up: of the weight's shape. The activated values are multiplied by x @ weight_up.T: a gated layer of two
             matrices. With a gradient it is two products and their own backward.
+        precision: of fp32 products and those of their gradients, as `matmul`'s.
     """
     x = jnp.asarray(x)
     if weight_up is not None:
-        return _of_two_matrices(x, weight, bias, activation, residual, weight_up)
+        return _of_two_matrices(x, weight, bias, activation, residual, weight_up, precision)
     tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual}
     tensors = {name: None if value is None else jnp.asarray(value, x.dtype) for name, value in tensors.items()}
-    options = _layer("linear", activation)
+    options = _layer("linear", activation, precision)
     saves = ("x", "weight", "bias", "preactivation")
     return differentiable("linear", tensors, options, _linear_gradient, saves=saves)[0]  # type: ignore[no-any-return]
 
@@ -91,8 +92,10 @@ def mlp(
     *,
     activation: str | None = "gelu",
     residual: Array | None = None,
+    precision: str = "full",
 ) -> Array:
-    """linear(linear(x, weight_in, bias_in, activation=activation), weight_out, bias_out, residual=residual)."""
+    """linear(linear(x, weight_in, bias_in, activation=activation), weight_out, bias_out, residual=residual), with
+    `precision` both times."""
     x = jnp.asarray(x)
     tensors = {
         "x": x,
@@ -103,7 +106,7 @@ def mlp(
         "residual": residual,
     }
     tensors = {name: None if value is None else jnp.asarray(value, x.dtype) for name, value in tensors.items()}
-    options = _layer("mlp", activation)
+    options = _layer("mlp", activation, precision)
     saves = ("x", "weight_in", "bias_in", "weight_out", "bias_out", "hidden", "preactivation")
     return differentiable("mlp", tensors, options, _mlp_gradient, saves=saves)[0]  # type: ignore[no-any-return]
 
@@ -119,26 +122,36 @@ def interleave_gate_up(gate: Array, up: Array) -> Array:
     return jnp.stack([gate, up], axis=1).reshape(2 * gate.shape[0], *gate.shape[1:])
 
 
-def _layer(op: str, activation: str | None) -> dict[str, Any]:
+def _layer(op: str, activation: str | None, precision: str) -> dict[str, Any]:
+    _check_precision(op, precision)
     if activation is not None and not isinstance(activation, str):
         raise TypeError(f"{op}: activation is {activation!r}; it must be the name of one, or None")
-    return {"activation": _GATED.get(activation or "", activation or "identity"), "gated": activation in _GATED}
+    kind = _GATED.get(activation or "", activation or "identity")
+    return {"activation": kind, "gated": activation in _GATED, "precision": precision}
 
 
-def _of_two_matrices(x: Array, weight: Any, bias: Any, activation: str | None, residual: Any, weight_up: Any) -> Array:
-    kind = _layer("linear", activation)["activation"]
+def _check_precision(op: str, precision: str) -> None:
+    if precision not in _PRECISIONS:
+        raise ValueError(f'{op}: precision is "{precision}"; it is one of {", ".join(_PRECISIONS)}')
+
+
+def _of_two_matrices(
+    x: Array, weight: Any, bias: Any, activation: str | None, residual: Any, weight_up: Any, precision: str
+) -> Array:
+    kind = _layer("linear", activation, precision)["activation"]
     given = {"x": x, "weight": weight, "weight_up": weight_up, "bias": bias, "residual": residual}
     arrays = {name: jnp.asarray(one, x.dtype) for name, one in given.items() if one is not None}
 
     def composed(arrays: Any) -> Any:
-        gate = linear(arrays["x"], arrays["weight"], arrays.get("bias"))
-        return gated_activation(gate, linear(arrays["x"], arrays["weight_up"]), kind, residual=arrays.get("residual"))
+        gate = linear(arrays["x"], arrays["weight"], arrays.get("bias"), precision=precision)
+        up = linear(arrays["x"], arrays["weight_up"], precision=precision)
+        return gated_activation(gate, up, kind, residual=arrays.get("residual"))
 
     @jax.custom_vjp
     def run(arrays: Any) -> Any:
         if _plain.is_needed():
             return composed(arrays)
-        return call("linear", arrays, {"activation": kind, "gated": False})["output"]
+        return call("linear", arrays, {"activation": kind, "gated": False, "precision": precision})["output"]
 
     run.defvjp(lambda arrays: jax.vjp(composed, arrays), lambda pullback, grad: pullback(grad))
     made: Array = run({name: guarded("linear", one) for name, one in arrays.items()})
@@ -174,7 +187,7 @@ def _gradient(op: str, parameters: Any, saved: Any, values: Any, grads: Any, wan
     gradients = {"residual": grad}
     if flags:
         tensors = {"grad_output": grad, **{name: values.get(name) for name in saved}}
-        options = {"activation": values["activation"], "gated": values["gated"]}
+        options = {name: values[name] for name in ("activation", "gated", "precision")}
         outputs = call(op, tensors, options, wanted=flags)
         gradients |= {name.removeprefix("grad_"): value for name, value in outputs.items()}
     return gradients

@@ -10,7 +10,7 @@ float fabsf(float), fmaxf(float, float), fminf(float, float), fmaf(float, float,
     fmodf(float, float), ldexpf(float, int), copysignf(float, float);
 double fabs(double), fmax(double, double), fmin(double, double), fma(double, double, double), floor(double),
     rint(double), sqrt(double), exp(double), log(double), pow(double, double), ldexp(double, int), erf(double),
-    log1p(double), sin(double), cos(double), tanh(double);
+    erfc(double), log1p(double), sin(double), cos(double), tanh(double);
 int ilogbf(float);
 void* memcpy(void*, const void*, unsigned long);
 void* memset(void*, int, unsigned long);

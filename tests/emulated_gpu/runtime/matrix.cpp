@@ -1,5 +1,6 @@
 // ldmatrix, stmatrix, movmatrix and mma.sync: the 32 lanes meet, the last one moves or multiplies for all. Products are
 // summed in float, one after the other; the hardware's own order and rounding of sums are not known.
+#include <cmath>
 #include <cstring>
 
 #include "tests/emulated_gpu/runtime/machine.h"
@@ -106,6 +107,31 @@ bool act_integer_mma(Warp& warp, unsigned) {
   return true;
 }
 
+// m8n8k4 and m16n8k4 of doubles; products are added without being rounded first.
+struct DoubleMma {
+  double* sum;
+  const double* a;
+  double b;
+  int rows;
+};
+
+bool act_double_mma(Warp& warp, unsigned) {
+  double a[16][4], b[4][8];
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    const DoubleMma& own = operand_of<DoubleMma>(warp, lane);
+    for (int row = 0; row < own.rows; row += 8) a[lane / 4 + row][lane % 4] = own.a[row / 8];
+    b[lane % 4][lane / 4] = own.b;
+  }
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    const DoubleMma& own = operand_of<DoubleMma>(warp, lane);
+    for (int i = 0; i < own.rows / 4; ++i) {
+      const unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+      for (int k = 0; k < 4; ++k) own.sum[i] = std::fma(a[row][k], b[k][column], own.sum[i]);
+    }
+  }
+  return true;
+}
+
 struct Mma {
   float* sum;
   const unsigned* a;
@@ -182,6 +208,11 @@ unsigned emulated_movmatrix(unsigned value) {
 void emulated_integer_mma(int* sum, const unsigned* a, unsigned b0, unsigned b1) {
   IntegerMma mma{sum, a, {b0, b1}};
   meet(kFullMask, "mma.sync", &mma, act_integer_mma);
+}
+
+void emulated_double_mma(double* sum, const double* a, double b, int rows) {
+  DoubleMma mma{sum, a, b, rows};
+  meet(kFullMask, "mma.sync", &mma, act_double_mma);
 }
 
 void emulated_mma(EmulatedType type, float* sum, const unsigned* a, unsigned b0, unsigned b1) {

@@ -24,11 +24,19 @@ void check_gradient(const ArgumentCheck& check, std::string_view name, const Ten
   KP_CHECK(columns_are_dense, check.op, ": ", name, " has column stride ", view.stride(-1), "; it must be 1");
 }
 
+// These ops take fp64 on a GPU, too.
+void check_leading(const ArgumentCheck& check) {
+  if (check.main.is_present() && check.main.dtype == DType::kFloat64 && check.main.rank >= 1) {
+    return check.check_device(check.main_name, check.main);
+  }
+  check.check_main();
+}
+
 }  // namespace
 
 void check_and_merge(std::string_view op, std::string_view gate_name, ForwardProblem& problem, Device device) {
   const ArgumentCheck check{op, gate_name, problem.gate, device};
-  check.check_main();
+  check_leading(check);
   check.check_like("up", problem.up);
   check.check_columns("bias", problem.gate_bias);
   check.check_columns("up_bias", problem.up_bias);
@@ -43,7 +51,7 @@ void check_and_merge(std::string_view op, std::string_view gate_name, ForwardPro
 
 void check_and_merge(std::string_view op, std::string_view gate_name, BackwardProblem& problem, Device device) {
   const ArgumentCheck check{op, gate_name, problem.gate, device};
-  check.check_main();
+  check_leading(check);
   KP_CHECK(problem.grad_output.is_present(), op, ": grad_output is missing");
   check.check_like("grad_output", problem.grad_output);
   check.check_like("up", problem.up);

@@ -17,7 +17,7 @@ constexpr const char* kPairSource = "kernel_pytorch/ops/matmul/cuda/pairs.cuh";
 constexpr int64_t kBlocksEach = 16;  // a multiprocessor
 
 registry::Support supports_pairs(const PairGradient& problem, const DeviceInfo& device) {
-  return registry::Support::unless(cuda_obstacle(problem.saved.dtype, device));
+  return registry::Support::unless(cuda_obstacle(device));
 }
 
 int pairs_of_vector(DType dtype) {
@@ -25,23 +25,27 @@ int pairs_of_vector(DType dtype) {
 }
 
 DeviceCode pair_code(DType dtype, int pairs) {
+  const bool is_double = dtype == DType::kFloat64;
   return {.source = kPairSource,
-          .entry = concat("kernel_pytorch::matmul::pair_gradient<", element_type_name(dtype), ", ", pairs, ">"),
+          .entry = is_double
+                       ? std::string("kernel_pytorch::matmul::pair_gradient_double")
+                       : concat("kernel_pytorch::matmul::pair_gradient<", element_type_name(dtype), ", ", pairs, ">"),
           .minimum_capability = 80,
           .architecture_specific = false};
 }
 
 void run_pairs(const PairGradient& problem, int, Context& context) {
   static const std::string kLabel = "gated pairs";
-  static KernelTable<6> kernels;
+  static KernelTable<7> kernels;  // the last is of fp64
   if (problem.saved.element_count() == 0) return;
   const DType dtype = problem.saved.dtype;
   const int64_t columns = problem.grad_output.sizes[1];
-  const bool is_vector =
-      has_aligned_rows(problem.saved) && has_aligned_rows(problem.grad_input) && columns % pairs_of_vector(dtype) == 0;
+  const bool is_double = dtype == DType::kFloat64;
+  const bool is_vector = !is_double && has_aligned_rows(problem.saved) && has_aligned_rows(problem.grad_input) &&
+                         columns % pairs_of_vector(dtype) == 0;
   const int pairs = is_vector ? pairs_of_vector(dtype) : 1;
-  CUkern_st* kernel =
-      kernels.get(cuda_type_index(dtype) * 2 + is_vector, context, [&] { return pair_code(dtype, pairs); });
+  CUkern_st* kernel = kernels.get(is_double ? 6 : cuda_type_index(dtype) * 2 + is_vector, context,
+                                  [&] { return pair_code(dtype, pairs); });
   PairArguments arguments = {.grad_output = problem.grad_output.data,
                              .saved = problem.saved.data,
                              .grad_input = problem.grad_input.data,
@@ -64,7 +68,7 @@ uint64_t pair_source_hash() {
 }
 
 std::vector<DeviceCode> pair_device_code() {
-  std::vector<DeviceCode> codes;
+  std::vector<DeviceCode> codes = {pair_code(DType::kFloat64, 1)};
   for (const DType dtype : kCudaTypes) {
     for (const int pairs : {1, pairs_of_vector(dtype)}) codes.push_back(pair_code(dtype, pairs));
   }

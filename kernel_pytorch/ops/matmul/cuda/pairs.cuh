@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernel_pytorch/cuda/tile/vector.cuh"
+#include "kernel_pytorch/ops/engines/pointwise/cuda/double_math.cuh"
 #include "kernel_pytorch/ops/engines/pointwise/cuda/math.cuh"
 #include "kernel_pytorch/ops/matmul/cuda/pairs_cuda.h"
 
@@ -43,6 +44,21 @@ __global__ void __launch_bounds__(kPairThreads) pair_gradient(const __grid_const
       target[0] = tile::from_float<T>(values[0]);
       target[1] = tile::from_float<T>(values[1]);
     }
+  }
+}
+
+// Of doubles.
+__global__ void __launch_bounds__(kPairThreads) pair_gradient_double(const __grid_constant__ PairArguments arguments) {
+  const int64_t count = arguments.rows * arguments.columns, step = static_cast<int64_t>(gridDim.x) * kPairThreads;
+  for (int64_t index = static_cast<int64_t>(blockIdx.x) * kPairThreads + threadIdx.x; index < count; index += step) {
+    const int64_t row = index / arguments.columns, column = index % arguments.columns;
+    const double* saved = static_cast<const double*>(arguments.saved) + row * arguments.saved_row + 2 * column;
+    double* target = static_cast<double*>(arguments.grad_input) + row * arguments.grad_input_row + 2 * column;
+    const double gradient = static_cast<const double*>(arguments.grad_output)[row * arguments.grad_output_row + column];
+    const double up = saved[1];
+    const pointwise::DoubleValues gate = pointwise::differentiate(arguments.kind, saved[0]);
+    target[0] = gradient * up * gate.derivative;
+    target[1] = gradient * gate.value;
   }
 }
 

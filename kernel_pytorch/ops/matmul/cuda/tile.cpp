@@ -85,6 +85,8 @@ product::TileArguments tile_arguments(const Product& problem) {
   arguments.k = static_cast<int32_t>(sizes.k);
   arguments.alpha = static_cast<float>(problem.alpha);
   arguments.beta = static_cast<float>(problem.beta);
+  arguments.wide_alpha = problem.alpha;
+  arguments.wide_beta = problem.beta;
   arguments.form = problem.up.is_present() ? product::TileForm::kGated : static_cast<product::TileForm>(problem.form);
   arguments.kind = problem.activation;
   arguments.rounding = static_cast<product::TileRounding>(problem.precision);

@@ -19,6 +19,8 @@ MaybeTensor = Tensor | None
 def matmul_forward(a: Tensor, b: Tensor, precision: str) -> Tensor:
     if precision == "bf16":
         a, b = a.bfloat16().to(a.dtype), b.bfloat16().to(b.dtype)
+    elif precision == "tf32":  # a GPU's, in fp32
+        a, b = ((x.view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a.contiguous(), b.contiguous()))
     return torch.matmul(a, b)
 
 
@@ -31,13 +33,13 @@ def _pairs(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def linear_forward(
-    x: Tensor, weight: Tensor, bias: MaybeTensor, residual: MaybeTensor, activation: str, gated: bool,
+    x: Tensor, weight: Tensor, bias: MaybeTensor, residual: MaybeTensor, activation: str, gated: bool, precision: str,
     weight_up: MaybeTensor,
 ) -> tuple[MaybeTensor, ...]:  # fmt: skip
-    before = wide(torch.matmul(x, weight.mT))
+    before = wide(matmul_forward(x, weight.mT, precision))
     before = before if bias is None else before + wide(bias)
     if weight_up is not None:
-        out = evaluate(activation, before)[0] * wide(torch.matmul(x, weight_up.mT))
+        out = evaluate(activation, before)[0] * wide(matmul_forward(x, weight_up.mT, precision))
     elif gated:
         gate, up = _pairs(before)
         out = evaluate(activation, gate)[0] * up
@@ -62,37 +64,57 @@ def _rows(x: Tensor) -> Tensor:
 
 def linear_backward(
     grad_output: Tensor, x: Tensor, weight: Tensor, bias: MaybeTensor, preactivation: Tensor, activation: str,
-    gated: bool, input_grad: bool, weight_grad: bool, bias_grad: bool, *_: Any,
+    gated: bool, precision: str, input_grad: bool, weight_grad: bool, bias_grad: bool, *_: Any,
 ) -> tuple[MaybeTensor, ...]:  # fmt: skip
     wide_grad = _before_activation(wide(grad_output), preactivation, activation, gated)
     grad = wide_grad.to(x.dtype)
     return (
-        torch.matmul(grad, weight) if input_grad else None,
-        torch.matmul(_rows(grad).mT, _rows(x)) if weight_grad else None,
+        matmul_forward(grad, weight, precision) if input_grad else None,
+        matmul_forward(_rows(grad).mT, _rows(x), precision) if weight_grad else None,
         column_sums(wide_grad) if bias_grad else None,
     )
 
 
 def mlp_forward(
     x: Tensor, weight_in: Tensor, bias_in: MaybeTensor, weight_out: Tensor, bias_out: MaybeTensor,
-    residual: MaybeTensor, activation: str, gated: bool,
+    residual: MaybeTensor, activation: str, gated: bool, precision: str,
 ) -> tuple[MaybeTensor, ...]:  # fmt: skip
-    hidden, before = linear_forward(x, weight_in, bias_in, None, activation, gated, None)
+    hidden, before = linear_forward(x, weight_in, bias_in, None, activation, gated, precision, None)
     assert hidden is not None
-    out, _ = linear_forward(hidden.to(x.dtype), weight_out, bias_out, residual, "identity", False, None)
+    out, _ = linear_forward(hidden.to(x.dtype), weight_out, bias_out, residual, "identity", False, precision, None)
     return out, hidden, before
 
 
 def mlp_backward(
     grad_output: Tensor, x: Tensor, weight_in: Tensor, bias_in: MaybeTensor, weight_out: Tensor, bias_out: MaybeTensor,
-    hidden: Tensor, preactivation: Tensor, activation: str, gated: bool, input_grad: bool, weight_in_grad: bool,
-    bias_in_grad: bool, weight_out_grad: bool, bias_out_grad: bool,
+    hidden: Tensor, preactivation: Tensor, activation: str, gated: bool, precision: str, input_grad: bool,
+    weight_in_grad: bool, bias_in_grad: bool, weight_out_grad: bool, bias_out_grad: bool,
 ) -> tuple[MaybeTensor, ...]:  # fmt: skip
     of_hidden, of_weight_out, of_bias_out = linear_backward(
-        grad_output, hidden, weight_out, bias_out, hidden, "identity", False, True, weight_out_grad, bias_out_grad
+        grad_output,
+        hidden,
+        weight_out,
+        bias_out,
+        hidden,
+        "identity",
+        False,
+        precision,
+        True,
+        weight_out_grad,
+        bias_out_grad,
     )
     assert of_hidden is not None
     inner = linear_backward(
-        of_hidden, x, weight_in, bias_in, preactivation, activation, gated, input_grad, weight_in_grad, bias_in_grad
+        of_hidden,
+        x,
+        weight_in,
+        bias_in,
+        preactivation,
+        activation,
+        gated,
+        precision,
+        input_grad,
+        weight_in_grad,
+        bias_in_grad,
     )
     return *inner, of_weight_out, of_bias_out

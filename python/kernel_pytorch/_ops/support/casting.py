@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 MaybeTensor = TypeVar("MaybeTensor", Tensor, None, "Tensor | None")  # what returns a tensor for a tensor, None for None
+_PRECISIONS = ("full", "tf32", "bf16", "bf16x3")
 _WIDTHS = {torch.bfloat16: 2, torch.float16: 2, torch.float32: 4, torch.float64: 8}
 
 
@@ -85,3 +86,21 @@ def check_dtype(op: str, argument: str, dtype: Any) -> None:
     """Raises where `dtype` is no type of torch: as a number it would fail inside torch, without a name."""
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{op}: {argument} is {dtype!r}; it must be a torch.dtype such as torch.bfloat16, or None")
+
+
+def torch_allows_tf32() -> bool:
+    """Whether torch's own products of fp32 on a GPU may be of tf32; torch.compile compiles again where that changes."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+# What torch.compiler.assume_constant_result sets; the decorator itself would import the compiler, a second.
+torch_allows_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def precision_for(op: str, x: Tensor, precision: str | None) -> str:
+    """A product's precision as the core has it; None: what torch would do with x."""
+    if precision is None:
+        return "tf32" if x.is_cuda and x.dtype is torch.float32 and torch_allows_tf32() else "full"
+    if precision not in _PRECISIONS:
+        raise ValueError(f'{op}: precision is "{precision}"; it is one of {", ".join(_PRECISIONS)}')
+    return precision

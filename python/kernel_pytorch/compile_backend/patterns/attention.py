@@ -11,7 +11,8 @@ import sympy
 import torch
 from torch import fx
 
-from ..._ops.attention import AttentionOptions, torch_allows_tf32
+from ..._ops.attention import AttentionOptions
+from ..._ops.support.casting import torch_allows_tf32
 from ..canonical import writes_between
 from ..masks import Fold, fold
 from ..model import Candidate, Match, Refusal, Region

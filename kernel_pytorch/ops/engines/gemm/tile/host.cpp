@@ -12,6 +12,8 @@ namespace {
 
 constexpr const char* kTileSource = "kernel_pytorch/ops/engines/gemm/tile/kernel.cuh";
 constexpr const char* kMmaSource = "kernel_pytorch/ops/engines/gemm/mma/kernel.cuh";
+constexpr const char* kFloatSource = "kernel_pytorch/ops/engines/gemm/mma/float_kernel.cuh";
+constexpr const char* kDoubleSource = "kernel_pytorch/ops/engines/gemm/mma/double_kernel.cuh";
 constexpr const char* kGroupedSource = "kernel_pytorch/ops/engines/gemm/tile/grouped.cuh";
 constexpr int64_t kMaximumGrid = 65535;  // in y and z
 
@@ -20,7 +22,8 @@ constexpr int type_index(DType dtype) {
          : dtype == DType::kBFloat16   ? 1
          : dtype == DType::kFloat16    ? 2
          : dtype == DType::kFloat8E4M3 ? 3
-                                       : 4;
+         : dtype == DType::kFloat8E5M2 ? 4
+                                       : 5;
 }
 std::string_view tile_type_name(DType dtype) {
   constexpr std::string_view kNames[] = {"float", "kernel_pytorch::tile::BFloat16", "kernel_pytorch::tile::Float16",
@@ -29,6 +32,7 @@ std::string_view tile_type_name(DType dtype) {
 }
 
 int64_t bytes_of(TileType type) {
+  if (type == TileType::kFloat64) return 8;
   return type == TileType::kFloat32 ? 4 : type <= TileType::kFloat16 ? 2 : 1;
 }
 
@@ -39,21 +43,24 @@ void skip(Pointer& pointer, int64_t bytes) {
 }
 
 // More batches than a grid has are launched in parts.
-void launch_tiles(CUkern_st* kernel, int64_t edge, unsigned shared_bytes, const TileVariant& types, int64_t batch,
+struct TileEdges {
+  int64_t rows, columns;
+};
+void launch_tiles(CUkern_st* kernel, TileEdges edges, unsigned shared_bytes, DType a, DType b, int64_t batch,
                   TileArguments& arguments, Context& context, const std::string& label) {
-  KP_CHECK(arguments.m <= kMaximumGrid * edge, label, ": ", arguments.m, " rows; this kernel takes up to ",
-           kMaximumGrid * edge);
+  KP_CHECK(arguments.m <= kMaximumGrid * edges.rows, label, ": ", arguments.m, " rows; this kernel takes up to ",
+           kMaximumGrid * edges.rows);
   for (int64_t first = 0; first < batch; first += kMaximumGrid) {
     cuda_device::LaunchShape shape;
-    shape.grid_x = static_cast<unsigned>(std::max<int64_t>(divide_up(arguments.n, edge), 1));
-    shape.grid_y = static_cast<unsigned>(divide_up(arguments.m, edge));
+    shape.grid_x = static_cast<unsigned>(std::max<int64_t>(divide_up(arguments.n, edges.columns), 1));
+    shape.grid_y = static_cast<unsigned>(divide_up(arguments.m, edges.rows));
     shape.grid_z = static_cast<unsigned>(std::min(batch - first, kMaximumGrid));
     shape.block_x = kTileThreads;
     shape.shared_bytes = shared_bytes;
     void* pointers[] = {&arguments};
     cuda_device::launch(context, kernel, shape, pointers, label);
-    skip(arguments.a.data, arguments.a.batch * kMaximumGrid * size_of(types.a));
-    skip(arguments.b.data, arguments.b.batch * kMaximumGrid * size_of(types.b));
+    skip(arguments.a.data, arguments.a.batch * kMaximumGrid * size_of(a));
+    skip(arguments.b.data, arguments.b.batch * kMaximumGrid * size_of(b));
     for (TileMatrix* matrix :
          {&arguments.saved, &arguments.residual, &arguments.output, &arguments.preactivation, &arguments.row_sums}) {
       skip(matrix->data, matrix->batch * kMaximumGrid * bytes_of(matrix->type));
@@ -91,7 +98,8 @@ void tile_launch(const TileVariant& variant, int64_t batch, TileArguments& argum
   const int entry =
       ((type_index(variant.a) * 5 + type_index(variant.b)) * 2 + (variant.per_thread == 8)) * 2 + variant.blocked;
   CUkern_st* kernel = kernels.get(entry, context, [&] { return tile_code(variant); });
-  launch_tiles(kernel, tile_edge(variant.per_thread), 0, variant, batch, arguments, context, label);
+  const int64_t edge = tile_edge(variant.per_thread);
+  launch_tiles(kernel, {edge, edge}, 0, variant.a, variant.b, batch, arguments, context, label);
 }
 
 DeviceCode mma_code(const MmaVariant& variant) {
@@ -111,8 +119,47 @@ void mma_launch(const MmaVariant& variant, int64_t batch, TileArguments& argumen
   static KernelTable<8> kernels;
   const int entry = (variant.dtype == DType::kFloat16) * 4 + variant.across_a * 2 + variant.across_b;
   CUkern_st* kernel = kernels.get(entry, context, [&] { return mma_code(variant); });
-  launch_tiles(kernel, kMmaEdge, kMmaSharedBytes, {variant.dtype, variant.dtype, 8, false}, batch, arguments, context,
+  launch_tiles(kernel, {kMmaEdge, kMmaEdge}, kMmaSharedBytes, variant.dtype, variant.dtype, batch, arguments, context,
                label);
+}
+
+DeviceCode float_code(const FloatVariant& variant) {
+  return {.source = kFloatSource,
+          .entry = concat("kernel_pytorch::product::float_product<", variant.edge, ", ", bool_name(variant.across_a),
+                          ", ", bool_name(variant.across_b), ", ", bool_name(variant.once), ">"),
+          .minimum_capability = 80,
+          .architecture_specific = false};
+}
+
+uint64_t float_source_hash() {
+  return jit::source_hash(kFloatSource);
+}
+
+void float_launch(const FloatVariant& variant, int64_t batch, TileArguments& arguments, Context& context,
+                  const std::string& label) {
+  static KernelTable<16> kernels;
+  const int entry = (variant.edge == 64) * 8 + variant.once * 4 + variant.across_a * 2 + variant.across_b;
+  CUkern_st* kernel = kernels.get(entry, context, [&] { return float_code(variant); });
+  launch_tiles(kernel, {variant.edge, variant.edge}, static_cast<unsigned>(float_shared_bytes(variant.edge)),
+               DType::kFloat32, DType::kFloat32, batch, arguments, context, label);
+}
+
+DeviceCode double_code() {
+  return {.source = kDoubleSource,
+          .entry = "kernel_pytorch::product::double_product",
+          .minimum_capability = 80,
+          .architecture_specific = false};
+}
+
+uint64_t double_source_hash() {
+  return jit::source_hash(kDoubleSource);
+}
+
+void double_launch(int64_t batch, TileArguments& arguments, Context& context, const std::string& label) {
+  static KernelTable<1> kernels;
+  CUkern_st* kernel = kernels.get(0, context, double_code);
+  launch_tiles(kernel, {kDoubleRows, kDoubleColumns}, kDoubleSharedBytes, DType::kFloat64, DType::kFloat64, batch,
+               arguments, context, label);
 }
 
 namespace {

@@ -35,6 +35,22 @@ uint64_t mma_source_hash();
 void mma_launch(const MmaVariant& variant, int64_t batch, TileArguments& arguments, Context& context,
                 const std::string& label);
 
+// fp32 by mma of tf32, for rows that begin at multiples of 16 bytes: three products of split operands, or (once) one of
+// operands cut off. Blocks are edge x edge, 128 or 64.
+struct FloatVariant {
+  int edge;
+  bool across_a, across_b, once;
+};
+DeviceCode float_code(const FloatVariant& variant);
+uint64_t float_source_hash();
+void float_launch(const FloatVariant& variant, int64_t batch, TileArguments& arguments, Context& context,
+                  const std::string& label);
+
+// fp64 by mma, whatever the strides.
+DeviceCode double_code();
+uint64_t double_source_hash();
+void double_launch(int64_t batch, TileArguments& arguments, Context& context, const std::string& label);
+
 // Products of groups (tile/grouped.cuh): by mma, or by FMA of whatever types and strides.
 DeviceCode grouped_mma_code(const MmaVariant& variant);
 DeviceCode grouped_tile_code(DType dtype);

@@ -77,11 +77,10 @@ class TileLoader {
 };
 
 // Up to 64 finished rows of a tile: not inlined, for the many forms need no copies and no registers of the product's.
-template <int kTile>
-__device__ __noinline__ void finish_rows(const TileArguments& arguments,
-                                         const float (&finished)[kTileRowsAtOnce][kTile], int32_t first_row,
-                                         int32_t first_column) {
-  TileFinish finish(arguments);
+template <class Real, int kTile>
+__device__ __noinline__ void finish_rows(const TileArguments& arguments, const Real (&finished)[kTileRowsAtOnce][kTile],
+                                         int32_t first_row, int32_t first_column) {
+  TileFinish<Real> finish(arguments);
 #pragma unroll 1
   for (int32_t pair = threadIdx.x; pair < kTileRowsAtOnce * kTile / 2; pair += kTileThreads) {
     const int32_t row = pair / (kTile / 2), column = pair % (kTile / 2) * 2;

@@ -26,10 +26,34 @@ inline constexpr int kMmaOperandBytes = kMmaEdge * (kMmaDepth * 2 + 16);
 inline constexpr int kMmaSharedBytes = kMmaStages * 2 * kMmaOperandBytes;
 static_assert(kMmaSharedBytes >= kTileRowsAtOnce * kMmaEdge * 4);
 
+// fp32 by mma of tf32 (mma/float_kernel.cuh): blocks of edge x edge. Four stages of 128 fit into the 99 KiB of 8.6, 8.9
+// and 12.x.
+inline constexpr int kFloatDepth = 16;
+inline constexpr int kFloatStages = 4;
+inline constexpr int kFloatStretch = 32;  // of k that tensor cores sum before fp32 does
+KP_SHARED_CODE constexpr int float_operand_bytes(int edge) {
+  return edge * (kFloatDepth * 4 + 16);
+}
+KP_SHARED_CODE constexpr int float_shared_bytes(int edge) {
+  return kFloatStages * 2 * float_operand_bytes(edge);
+}
+static_assert(float_operand_bytes(64) >= kFloatDepth * (64 * 4 + 32) && float_shared_bytes(128) <= 99 * 1024);
+static_assert(float_shared_bytes(64) >= kTileRowsAtOnce * 64 * 4);
+
+// fp64 (mma/double_kernel.cuh): blocks of 128 x 64.
+inline constexpr int kDoubleRows = 128;
+inline constexpr int kDoubleColumns = 64;
+inline constexpr int kDoubleDepth = 16;
+inline constexpr int kDoubleStages = 3;
+inline constexpr int kDoublePitch = kDoubleDepth + 4;  // of a line of k, in elements
+inline constexpr int kDoubleStageBytes = (kDoubleRows + kDoubleColumns) * kDoublePitch * 8;
+inline constexpr int kDoubleSharedBytes = kDoubleStages * kDoubleStageBytes;
+static_assert(kDoubleSharedBytes <= 99 * 1024 && kDoubleSharedBytes >= kTileRowsAtOnce * kDoubleColumns * 8);
+
 enum class TileForm : uint8_t { kPlain, kGated, kGradient, kGatedGradient };  // as ops/matmul/matmul.h has them
 // What becomes of an operand before it is multiplied: nothing, 13 bits dropped, rounded to bf16 or to two of them.
 enum class TileRounding : uint8_t { kNone, kTf32, kBf16, kBf16Twice };
-enum class TileType : uint8_t { kFloat32, kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2 };
+enum class TileType : uint8_t { kFloat32, kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2, kFloat64 };
 
 struct TileOperand {
   const void* data;
@@ -59,6 +83,7 @@ struct TileArguments {
   TileScale scale_a, scale_b;
   int32_t m, n, k;
   float alpha, beta;
+  double wide_alpha, wide_beta;  // the same, for fp64
   TileForm form;
   pointwise::Kind kind;
   TileRounding rounding;

@@ -1,10 +1,11 @@
-// Host side of the pointwise kernels for any strides: the last resort on a GPU, so they refuse nothing but other types.
+// Host side of the pointwise kernels for any strides: the last resort on a GPU, so they refuse nothing.
 #include <algorithm>
 
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/jit/jit.h"
+#include "kernel_pytorch/ops/engines/pointwise/cuda/double_cuda.h"
 #include "kernel_pytorch/ops/engines/pointwise/cuda/launch.h"
 #include "kernel_pytorch/ops/support/any_rows.h"
 #include "kernel_pytorch/ops/support/column_sums.h"
@@ -13,27 +14,38 @@ namespace kernel_pytorch::pointwise {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/engines/pointwise/cuda/any.cuh";
+constexpr const char* kDoubleSource = "kernel_pytorch/ops/engines/pointwise/cuda/double.cuh";
+constexpr int kTypes = std::size(kCudaTypes) + 1;  // the last is fp64
+constexpr int type_index(DType dtype) {
+  return dtype == DType::kFloat64 ? kTypes - 1 : cuda_type_index(dtype);
+}
 
+// `function`: forward or backward.
 DeviceCode code_of(std::string_view function, DType dtype) {
+  if (dtype == DType::kFloat64) {
+    return {.source = kDoubleSource,
+            .entry = concat("kernel_pytorch::pointwise::", function, "_double"),
+            .minimum_capability = 80,
+            .architecture_specific = false};
+  }
   return {.source = kSource,
-          .entry = concat("kernel_pytorch::pointwise::", function, "<", element_type_name(dtype), ">"),
+          .entry = concat("kernel_pytorch::pointwise::", function, "_any<", element_type_name(dtype), ">"),
           .minimum_capability = 80,
           .architecture_specific = false};
 }
 
 template <class Problem>
-registry::Support supports(const Problem& problem, const DeviceInfo& device) {
-  const char* obstacle = cuda_obstacle(problem.gate.dtype, device);
-  return registry::Support::unless(obstacle);
+registry::Support supports(const Problem&, const DeviceInfo& device) {
+  return registry::Support::unless(cuda_obstacle(device));
 }
 
 void run_forward(const ForwardProblem& problem, int, Context& context) {
   static const std::string kLabel = "pointwise forward_any";
-  static KernelTable<std::size(kCudaTypes)> table;
+  static KernelTable<kTypes> table;
   const int64_t elements = problem.gate.element_count();
   if (elements == 0) return;
   const DType dtype = problem.gate.dtype;
-  CUkern_st* kernel = table.get(cuda_type_index(dtype), context, [&] { return code_of("forward_any", dtype); });
+  CUkern_st* kernel = table.get(type_index(dtype), context, [&] { return code_of("forward", dtype); });
   AnyForwardArguments arguments{.shape = any_shape_of(problem.gate),
                                 .gate = any_tensor_of(problem.gate),
                                 .up = any_tensor_of(problem.up),
@@ -54,19 +66,23 @@ void run_forward(const ForwardProblem& problem, int, Context& context) {
 
 void run_backward(const BackwardProblem& problem, int, Context& context) {
   static const std::string kLabel = "pointwise backward_any";
-  static KernelTable<std::size(kCudaTypes)> table;
+  static KernelTable<kTypes> table;
   if (problem.gate.element_count() == 0) {
     return zero_column_sums(problem.grad_gate_bias, problem.grad_up_bias, context);
   }
+  const bool is_double = problem.gate.dtype == DType::kFloat64;
+  const bool sums_in_one = is_double && (problem.grad_gate_bias.is_present() || problem.grad_up_bias.is_present());
   const int64_t rows = rows_of(problem.gate), columns = columns_of(problem.gate);
   const int64_t strips = (columns + kAnyColumns - 1) / kAnyColumns;
   // Enough ranges of rows to fill the device, each long enough to be worth a partial row.
   const int64_t wanted = std::clamp<int64_t>(16 * context.info->cuda.multiprocessors / strips, 1, 32768);
-  const int64_t rows_per_block = std::max((rows + wanted - 1) / wanted, int64_t{4 * kAnyRows});
+  const int64_t rows_per_block = sums_in_one ? rows : std::max((rows + wanted - 1) / wanted, int64_t{4 * kAnyRows});
   const int64_t chunks = (rows + rows_per_block - 1) / rows_per_block;
-  const ColumnSums sums = allocate_column_sums(problem.grad_gate_bias, problem.grad_up_bias, columns, chunks, context);
+  const ColumnSums sums =
+      is_double ? ColumnSums{}
+                : allocate_column_sums(problem.grad_gate_bias, problem.grad_up_bias, columns, chunks, context);
   const DType dtype = problem.gate.dtype;
-  CUkern_st* kernel = table.get(cuda_type_index(dtype), context, [&] { return code_of("backward_any", dtype); });
+  CUkern_st* kernel = table.get(type_index(dtype), context, [&] { return code_of("backward", dtype); });
   AnyBackwardArguments arguments{.shape = any_shape_of(problem.gate),
                                  .grad_output = any_tensor_of(problem.grad_output),
                                  .gate = any_tensor_of(problem.gate),
@@ -81,33 +97,41 @@ void run_backward(const BackwardProblem& problem, int, Context& context) {
                                  .rows_per_block = rows_per_block,
                                  .kind = problem.kind,
                                  .bias_is_float = bias_is_float(problem.gate_bias, problem.up_bias)};
-  void* pointers[] = {&arguments};
+  DoubleBackwardArguments doubles{.rows = arguments,
+                                  .grad_gate_bias = any_tensor_of(problem.grad_gate_bias),
+                                  .grad_up_bias = any_tensor_of(problem.grad_up_bias)};
+  void* pointers[] = {is_double ? static_cast<void*>(&doubles) : &arguments};
   cuda_device::LaunchShape launch;
   launch.grid_x = static_cast<unsigned>(strips);
   launch.grid_y = static_cast<unsigned>(chunks);
   launch.block_x = kThreads;
   cuda_device::launch(context, kernel, launch, pointers, kLabel);
-  add_column_sums(sums, context);
+  if (!is_double) add_column_sums(sums, context);
 }
 
 uint64_t forward_hash() {
-  return jit::source_hash(kSource);
+  HashMixer mixer;
+  mixer.add(jit::source_hash(kSource));
+  mixer.add(jit::source_hash(kDoubleSource));
+  return mixer.value();
 }
 uint64_t backward_hash() {
   HashMixer mixer;
   mixer.add(jit::source_hash(kSource));
+  mixer.add(jit::source_hash(kDoubleSource));
   mixer.add(column_sums_source_hash());
   return mixer.value();
 }
 
 std::vector<DeviceCode> forward_code() {
-  std::vector<DeviceCode> codes;
-  for (DType dtype : kCudaTypes) codes.push_back(code_of("forward_any", dtype));
+  std::vector<DeviceCode> codes = {code_of("forward", DType::kFloat64)};
+  for (DType dtype : kCudaTypes) codes.push_back(code_of("forward", dtype));
   return codes;
 }
 std::vector<DeviceCode> backward_code() {
   std::vector<DeviceCode> codes = column_sums_device_code();
-  for (DType dtype : kCudaTypes) codes.push_back(code_of("backward_any", dtype));
+  codes.push_back(code_of("backward", DType::kFloat64));
+  for (DType dtype : kCudaTypes) codes.push_back(code_of("backward", dtype));
   return codes;
 }
 

@@ -1,0 +1,111 @@
+// Products of wide types on tensor cores: who takes what, and on a GPU (tools/emulate has one) values that trials of
+// random numbers do not have: infinities, NaN, numbers at the end of fp32's range, sums of one sign.
+#include <gtest/gtest.h>
+
+#include <cfloat>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernel_pytorch/device/cuda/driver.h"
+#include "kernel_pytorch/device/device_info.h"
+#include "kernel_pytorch/jit/jit.h"
+#include "kernel_pytorch/ops/matmul/operation.h"
+#include "kernel_pytorch/registry/declared.h"
+#include "kernel_pytorch/registry/device_buffer.h"
+
+namespace kernel_pytorch::matmul {
+namespace {
+
+constexpr Device kGpu{DeviceKind::kCuda, 0};
+
+Product request(std::vector<int64_t> shape, DType dtype, std::vector<std::pair<std::string, std::string>> words) {
+  return registry::make_problem(
+      kMultiply, {.shape = std::move(shape), .dtype = dtype, .device = kGpu, .options = std::move(words)});
+}
+std::string answer_of(const registry::Kernel<Product>& kernel, const Product& product) {
+  DeviceInfo info;
+  info.device = kGpu;
+  info.cuda.compute_major = 8;
+  const registry::Support support = kernel.supports(product, info);
+  return support ? "yes" : std::string(support.reason());
+}
+
+TEST(MatmulWide, TakesItsTypeAndSaysWhyNot) {
+  for (const char* order : {"nn", "nt", "tn", "tt"}) {
+    for (const char* precision : {"full", "tf32"}) {
+      const Product product = request({2, 20, 136, 264}, DType::kFloat32, {{"order", order}, {"precision", precision}});
+      EXPECT_EQ(answer_of(kMmaFloat, product), "yes") << order;
+    }
+    EXPECT_EQ(answer_of(kMmaDouble, request({2, 7, 5, 3}, DType::kFloat64, {{"order", order}})), "yes") << order;
+  }
+  EXPECT_EQ(answer_of(kMmaDouble, request({1, 7, 9, 0}, DType::kFloat64, {{"row_sums", "1"}})), "yes");
+  const auto says = [](const Product& product, const char* part) {
+    return answer_of(kMmaFloat, product).find(part) != std::string::npos;
+  };
+  EXPECT_TRUE(says(request({1, 8, 8, 8}, DType::kBFloat16, {}), "takes fp32"));
+  EXPECT_TRUE(says(request({1, 8, 8, 8}, DType::kFloat32, {{"precision", "bf16"}}), "full and tf32"));
+  EXPECT_TRUE(says(request({1, 8, 8, 7}, DType::kFloat32, {}), "16 bytes"));
+  EXPECT_TRUE(says(request({1, 8, 8, 0}, DType::kFloat32, {}), "nothing"));
+  EXPECT_EQ(answer_of(kMmaDouble, request({1, 8, 8, 8}, DType::kFloat32, {})), "takes fp64");
+}
+
+// [n, n] by [n, n] with cuda_mma_fp32.
+std::vector<float> multiplied(const std::vector<float>& a, const std::vector<float>& b, int64_t n) {
+  const size_t bytes = a.size() * sizeof(float);
+  registry::DeviceBuffer on_a(kGpu, bytes), on_b(kGpu, bytes), on_output(kGpu, bytes);
+  OwnContext context(kGpu);
+  on_a.copy_from_host(a.data(), context->stream);
+  on_b.copy_from_host(b.data(), context->stream);
+  const auto view = [&](const registry::DeviceBuffer& buffer) {
+    return contiguous_view(buffer.data(), DType::kFloat32, {n, n}, kGpu);
+  };
+  context->kernel_override = "cuda_mma_fp32";
+  multiply({.a = view(on_a), .b = view(on_b), .output = view(on_output)}, context);
+  std::vector<float> output(a.size());
+  on_output.copy_to_host(output.data(), context->stream);
+  return output;
+}
+
+class MatmulWideOnGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda_absence().empty()) GTEST_SKIP() << cuda_absence();
+    if (!jit::nvrtc_info().found) GTEST_SKIP() << jit::nvrtc_info().absence;
+  }
+};
+
+TEST_F(MatmulWideOnGpu, WhatIsNotFiniteIsAsInFp32) {
+  constexpr int64_t kSize = 24;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  std::vector<float> a(kSize * kSize), b(kSize * kSize);
+  for (size_t i = 0; i < a.size(); ++i) {
+    a[i] = std::sin(static_cast<float>(i)) + 2.0f;  // no zeros
+    b[i] = std::cos(static_cast<float>(i)) + 2.0f;
+  }
+  b[5 * kSize + 7] = 0.0f;
+  a[0 * kSize + 5] = kInfinity;  // times 0 in column 7
+  a[1 * kSize + 3] = -kInfinity;
+  a[2 * kSize + 1] = std::bit_cast<float>(0x7f800001);  // a NaN by its last bit
+  a[3 * kSize + 2] = FLT_MAX;                           // rounds to infinity in 11 bits
+  for (int64_t j = 0; j < kSize; ++j) b[2 * kSize + j] = 0.25f;
+  b[9 * kSize + 11] = kInfinity;
+  b[10 * kSize + 12] = std::bit_cast<float>(0xffffffff);
+  const std::vector<float> output = multiplied(a, b, kSize);
+  for (int64_t i = 0; i < kSize; ++i) {
+    for (int64_t j = 0; j < kSize; ++j) {
+      double expected = 0;
+      for (int64_t k = 0; k < kSize; ++k) expected += double(a[i * kSize + k]) * double(b[k * kSize + j]);
+      const double actual = output[i * kSize + j];
+      if (std::isfinite(expected)) {
+        EXPECT_NEAR(actual, expected, 1e-6 * std::abs(expected)) << i << " " << j;
+      } else {
+        EXPECT_EQ(std::isnan(actual), std::isnan(expected)) << i << " " << j;
+        if (!std::isnan(expected)) EXPECT_EQ(actual, expected) << i << " " << j;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kernel_pytorch::matmul
