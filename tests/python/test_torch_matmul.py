@@ -9,9 +9,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as torch_functional  # noqa: E402
-from attention_cases import products_of_fp32  # noqa: E402
-from kernel_pytorch._ops.support.casting import precision_for  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from kernel_pytorch import functional  # noqa: E402
 
@@ -126,16 +123,6 @@ def test_named_precisions(device):
         gradient = torch.autograd.grad(layer.sum(), x)[0]
         wanted = b.bfloat16().double().sum(1).expand(48, 200)
         torch.testing.assert_close(gradient.double(), wanted, rtol=1e-2, atol=1e-2)
-
-
-def test_tf32_is_torchs_choice():
-    """None asks torch, for fp32 on a GPU alone; an answer of the caller's goes first."""
-    for torch_allows in ("ieee", "tf32"):
-        with FakeTensorMode(allow_non_fake_inputs=True), products_of_fp32(torch_allows):
-            on_gpu, on_cpu = torch.empty(4, device="cuda"), torch.empty(4)
-            assert precision_for("linear", on_gpu, None) == ("tf32" if torch_allows == "tf32" else "full")
-            assert precision_for("linear", on_gpu, "full") == precision_for("linear", on_cpu, None) == "full"
-            assert precision_for("linear", on_gpu.bfloat16(), None) == "full"
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -10,7 +10,7 @@ from torch import Tensor
 from .gated_activation import gated_activation
 from .matmul import matmul
 from .support.autograd import wants_gradient
-from .support.casting import autocast, parameter_for, precision_for
+from .support.casting import autocast, check_precision, parameter_for
 from .support.declare import backward, differentiable
 
 # What an activation's word means: the function, and whether it is of the even columns alone (the gates).
@@ -25,7 +25,7 @@ def linear(
     activation: str | None = None,
     residual: Tensor | None = None,
     weight_up: Tensor | None = None,
-    precision: str | None = None,
+    precision: str = "full",
 ) -> Tensor:
     """activation(x @ weight.T + bias) + residual in one pass: what surrounds the product is part of its kernel.
 
@@ -40,7 +40,7 @@ def linear(
         weight_up: of the weight's shape and type. The activated values are multiplied by x @ weight_up.T: a gated layer
             of two matrices as they are, in one product where a kernel takes both (bf16 and fp16 on a Hopper GPU, or up
             to 16 rows on any from sm_80). Calls that need a gradient compute two products and their own backward.
-        precision: of fp32 products and those of their gradients, as `matmul`'s; None asks torch.backends.cuda.matmul.
+        precision: of fp32 products and those of their gradients, as `matmul`'s.
 
     Returns:
         [..., out], contiguous, of x's type; summed in fp32 and rounded once.
@@ -56,7 +56,7 @@ def linear(
         if wants_gradient(x, weight, bias, residual, weight_up):
             gate = linear(x, weight, bias, precision=precision)
             return gated_activation(gate, linear(x, weight_up, precision=precision), kind, residual=residual)
-    precision = precision_for("linear", x, precision)
+    check_precision("linear", precision)
     return _linear(x, weight, parameter_for(x, bias), residual, kind, gated, precision, weight_up)  # type: ignore[no-any-return]
 
 
@@ -69,7 +69,7 @@ def mlp(
     *,
     activation: str | None = "gelu",
     residual: Tensor | None = None,
-    precision: str | None = None,
+    precision: str = "full",
 ) -> Tensor:
     """linear(linear(x, weight_in, bias_in, activation=activation), weight_out, bias_out, residual=residual), with
     `precision` both times.
@@ -80,7 +80,7 @@ def mlp(
     residual = _residual_for("mlp", x, weight_in, residual)
     kind, gated = _layer("mlp", activation)
     biases = parameter_for(x, bias_in), parameter_for(x, bias_out)
-    precision = precision_for("mlp", x, precision)
+    check_precision("mlp", precision)
     return _mlp(x, weight_in, biases[0], weight_out, biases[1], residual, kind, gated, precision)  # type: ignore[no-any-return]
 
 

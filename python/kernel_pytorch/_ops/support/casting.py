@@ -97,10 +97,6 @@ def torch_allows_tf32() -> bool:
 torch_allows_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def precision_for(op: str, x: Tensor, precision: str | None) -> str:
-    """A product's precision as the core has it; None: what torch would do with x."""
-    if precision is None:
-        return "tf32" if x.is_cuda and x.dtype is torch.float32 and torch_allows_tf32() else "full"
+def check_precision(op: str, precision: str) -> None:
     if precision not in _PRECISIONS:
         raise ValueError(f'{op}: precision is "{precision}"; it is one of {", ".join(_PRECISIONS)}')
-    return precision
