@@ -17,7 +17,8 @@ namespace {
 
 // Ops whose lists have a kernel for fp64 on CUDA; ops/requests_test.cpp compares. NAME_forward and NAME_backward, too.
 constexpr std::string_view kDoubleOnGpu[] = {"matmul", "matmul_add_", "gated_pairs",      "linear",
-                                             "mlp",    "activation",  "gated_activation", "dropout"};
+                                             "mlp",    "activation",  "gated_activation", "gated_activation_packed",
+                                             "dropout"};
 
 // Memory of the GPU that tensors of a call lie in. Tensors that share memory, as an output that is its input or parts
 // of one buffer, share the copy.
@@ -72,6 +73,8 @@ class HostSource final : public ArgumentSource {
              context.device(), " is computed on the host, which a capture cannot record; convert it to fp32");
     move_to_host(arguments);
     host_.emplace();
+    (*host_)->kernel_override = context.kernel_override;
+    if (context.threads != nullptr) (*host_)->threads = context.threads;
   }
   Context& context() override { return host_ ? static_cast<Context&>(*host_) : given_.context(); }
 

@@ -72,7 +72,7 @@ def linear(d: Draw, name: str) -> Case:
         "bias": d.some(parameter(d, outputs, dtype)),
         "activation": kind,
         "residual": d.some(d.tensor(shape, dtype), 0.4),
-        "precision": d.choice((None, "full")),
+        "precision": "full",
     }
     # Backward multiplies what the activation's gradient was rounded to.
     case = Case(
@@ -121,7 +121,7 @@ def mlp(d: Draw, name: str) -> Case:
         "bias_out": d.some(parameter(d, outputs, dtype)),
         "activation": kind,
         "residual": d.some(d.tensor([*lead, outputs], dtype), 0.4),
-        "precision": d.choice((None, "full")),
+        "precision": "full",
     }
 
     def reference(x: Tensor, weight_in: Tensor, weight_out: Tensor, bias_in: Any, bias_out: Any, activation: str,

@@ -201,3 +201,20 @@ def test_few_queries_on_the_cpu_read_keys_as_pages(layout, queries):
         expected, logs = attention(*given, layout=layout, return_lse=True, **options)
     torch.testing.assert_close(ours, expected, atol=2e-6, rtol=2e-6)
     torch.testing.assert_close(lse, logs, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("keys", [1, 16, 31, 32, 40])
+@pytest.mark.parametrize("where", ["query", "last key"])
+def test_few_queries_on_the_cpu_bring_nan_to_the_output(keys, where):
+    """Wherever the key lies in a tile, and whether or not other scores are numbers."""
+    query, key, value = torch.randn(1, 2, 1, 16), torch.randn(1, 2, keys, 16), torch.randn(1, 2, keys, 16)
+    (query if where == "query" else key)[0, 1, -1] = torch.nan
+    ours, lse = attention(query, key, value, return_lse=True)
+    assert ours[0, 1].isnan().all() and lse[0, 1].isnan().all()
+    assert ours[0, 0].isfinite().all() and lse[0, 0].isfinite().all()
+
+
+@pytest.mark.parametrize("queries, layout", [(1, "bhsd"), (3, "bshd")])
+def test_few_queries_of_no_sequence(queries, layout):
+    shapes = [(0, 2, n, 16) if layout == "bhsd" else (0, n, 2, 16) for n in (queries, 64, 64)]
+    assert attention(*(torch.empty(shape) for shape in shapes), layout=layout, causal=True).shape == shapes[0]

@@ -105,6 +105,17 @@ def test_drafts_that_form_a_tree_see_their_branch_alone() -> None:
     torch.testing.assert_close(found.double(), expected, atol=2e-6, rtol=2e-6)
 
 
+def test_a_tree_mask_covers_every_request() -> None:
+    keys, values = caches(2, 16)
+    lengths, offsets = torch.tensor([9, 9], dtype=torch.int32), torch.tensor([0, 1, 4], dtype=torch.int32)
+    tables = torch.tensor([[0], [1]], dtype=torch.int32)
+    tree = torch.ones(2, 2, 2, dtype=torch.bool)
+    with pytest.raises(RuntimeError, match="mask is of 2 queries, request 1 has 3"):
+        functional.paged_attention(
+            torch.randn(4, 4, 32), keys, values, tables, lengths, cu_seqlens_q=offsets, mask=tree, causal=False
+        )
+
+
 def test_sinks_count_once_where_keys_are_split_and_in_codes() -> None:
     keys, values = (c.to(torch.float8_e4m3fn) for c in caches(40, 64))
     query, sinks, length = torch.randn(1, 4, 32), torch.randn(4) + 6, 2500

@@ -92,6 +92,9 @@ void check_offsets(std::string_view op, const Attend& problem) {
                  offsets[i] <= problem.query.sizes[0],
              op, ": cu_seqlens_q[", i, "] is ", offsets[i], ", there are ", problem.query.sizes[0],
              " tokens; offsets must ascend from 0 up to that");
+    if (i == 0 || problem.mask.data == nullptr || problem.mask.rank != 3) continue;
+    KP_CHECK(offsets[i] - offsets[i - 1] <= problem.mask.sizes[1], op, ": mask is of ", problem.mask.sizes[1],
+             " queries, request ", i - 1, " has ", offsets[i] - offsets[i - 1], "; it must cover all of them");
   }
 }
 

@@ -11,8 +11,10 @@
 namespace kernel_pytorch::attention {
 namespace {
 
-constexpr int64_t kMostRows = 64;  // queries times the heads of a group
-constexpr const char* kManyQueries = "is for few queries: up to 64 rows of the heads that share keys, and some keys";
+constexpr int64_t kMostRows = 64;     // queries times the heads of a group
+constexpr int64_t kMostQueries = 15;  // more fill tiles, which then multiply faster
+constexpr const char* kManyQueries =
+    "is for up to 15 queries and up to 64 rows of the heads that share keys, and some keys";
 constexpr const char* kOtherScores =
     "takes causal, windows, ALiBi of one slope a head, softcap, sinks and key_lengths, of sequences that are not "
     "packed";
@@ -40,8 +42,8 @@ registry::Support supports(const ForwardProblem& problem, const DeviceInfo& devi
   const DType dtype = problem.query.dtype;
   if (const char* obstacle = cpu_obstacle(dtype, device)) return registry::Support::no(obstacle);
   const Sizes sizes = sizes_of(problem);
-  if (sizes.queries * sizes.group() > kMostRows || sizes.queries == 0 || sizes.keys == 0 || sizes.key_heads == 0 ||
-      sizes.keys >= int64_t{1} << 31) {
+  if (sizes.queries > kMostQueries || sizes.queries * sizes.group() > kMostRows || sizes.batch == 0 ||
+      sizes.queries == 0 || sizes.keys == 0 || sizes.key_heads == 0 || sizes.keys >= int64_t{1} << 31) {
     return registry::Support::no(kManyQueries);
   }
   if (!has_plain_scores(problem.scoring, sizes)) return registry::Support::no(kOtherScores);

@@ -172,12 +172,11 @@ void scale_state(const float* last, const Extent& e, float* state) {
   }
 }
 // state (+)= A^T B over the tokens of a chunk.
-template <class T>
 void gather(const Space& space, const float* a, const float* b, const Extent& e, int64_t count, bool has_gates,
             float* state) {
   if (has_gates) scale_state(space.last, e, state);
-  product<T>(space, {a, 1, e.wide_columns}, {b, e.wide_values}, {state, e.wide_values}, e.columns, e.wide_values, count,
-             true);
+  product<float>(space, {a, 1, e.wide_columns}, {b, e.wide_values}, {state, e.wide_values}, e.columns, e.wide_values,
+                 count, true);
 }
 KP_PRIMITIVE bool has_gates(const Head& head) {
   return head.has_scalar || head.channel_gate.data != nullptr;

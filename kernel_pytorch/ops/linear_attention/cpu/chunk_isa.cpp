@@ -35,7 +35,7 @@ void advance(const Head& head, int64_t begin, int64_t end, float* state, const R
                });
     write_rows(s.result, e.wide_values, count, e.values, row_at<T>(output, begin), output.stride, 1.0f);
   }
-  gather<T>(s, s.ki, s.v, e, count, has_gates(head), state);
+  gather(s, s.ki, s.v, e, count, has_gates(head), state);
   if (log_total != nullptr) {
     for (int64_t i = 0; i < e.columns; ++i) log_total[i] += s.last[i];
   }
@@ -80,7 +80,7 @@ void retreat(const Head& head, int64_t begin, int64_t end, float* state_gradient
   prepare<T>(head, e, begin, end - begin, s);
   read_rows(row_at<const T>(head.grad_output, begin), head.grad_output.stride, end - begin, e.values, e.wide_values,
             1.0f, s.d);
-  gather<T>(s, s.qi, s.d, e, end - begin, has_gates(head), state_gradient);
+  gather(s, s.qi, s.d, e, end - begin, has_gates(head), state_gradient);
   for (int64_t i = 0; i < e.columns; ++i) log_total[i] += s.last[i];
 }
 
@@ -149,7 +149,7 @@ void differentiate(const Head& head, int64_t begin, int64_t end, const float* st
     }
   }
   write_rows(s.wide, wide, count, e.columns, row_at<T>(gradients.key, begin), gradients.key.stride, 1.0f);
-  gather<T>(s, s.qi, s.d, e, count, has_gates(head), state_gradient);
+  gather(s, s.qi, s.d, e, count, has_gates(head), state_gradient);
   if (wants_gates) {
     write_gate_gradients<T>(e, begin, count, state_before, state_gradient, gradients, terms, s.turned, s.turned + wide);
   }

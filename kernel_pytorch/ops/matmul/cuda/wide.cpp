@@ -18,8 +18,8 @@ constexpr const char* kNeedsDouble = "takes fp64";
 constexpr const char* kFloatPrecision = "computes the precisions full and tf32";
 constexpr const char* kFloatMisaligned = "rows of a or b do not begin at multiples of 16 bytes";
 constexpr const char* kFloatNothing = "there is nothing to multiply";
-constexpr const char* kWideTooLarge = "a size is 2^30 or more, or there are more than four million rows";
-constexpr int64_t kWideMaximumRows = int64_t{65535} * 64;
+constexpr const char* kWideTooLarge = "a size is 2^30 or more, or there are more rows than blocks of them are launched";
+constexpr int64_t kMostBlocks = 65535;  // of rows
 
 struct FloatConfig {
   int edge = 128;  // of a block's tile, 128 or 64
@@ -34,9 +34,9 @@ constexpr ConfigFields fields_of(const FloatConfig&) {
 constexpr FloatConfig kFloatConfigs[] = {{.edge = 128}, {.edge = 64}};
 static_assert(are_legal(kFloatConfigs));
 
-const char* size_obstacle(const Product& problem) {
+const char* size_obstacle(const Product& problem, int64_t rows_of_block) {
   const Sizes sizes = sizes_of(problem);
-  const bool is_large = sizes.m > kWideMaximumRows || std::max(sizes.n, sizes.k) >= int64_t{1} << 30;
+  const bool is_large = sizes.m > kMostBlocks * rows_of_block || std::max(sizes.n, sizes.k) >= int64_t{1} << 30;
   return is_large ? kWideTooLarge : nullptr;
 }
 
@@ -52,7 +52,7 @@ registry::Support supports_float(const Product& problem, const DeviceInfo& devic
   if (!has_aligned_lines(problem.a) || !has_aligned_lines(problem.b)) return registry::Support::no(kFloatMisaligned);
   const Sizes sizes = sizes_of(problem);
   if (sizes.batch == 0 || sizes.m == 0 || sizes.n == 0 || sizes.k == 0) return registry::Support::no(kFloatNothing);
-  return registry::Support::unless(size_obstacle(problem));
+  return registry::Support::unless(size_obstacle(problem, 64));  // the smaller tile
 }
 
 std::vector<std::string> float_configs(const Product&, const DeviceInfo&) {
@@ -94,7 +94,7 @@ registry::Support supports_double(const Product& problem, const DeviceInfo& devi
   if (const char* obstacle = cuda_obstacle(device)) return registry::Support::no(obstacle);
   if (problem.a.dtype != DType::kFloat64) return registry::Support::no(kNeedsDouble);
   if (problem.up.is_present()) return registry::Support::no(kOneMatrix);
-  return registry::Support::unless(size_obstacle(problem));
+  return registry::Support::unless(size_obstacle(problem, product::kDoubleRows));
 }
 
 void run_double(const Product& problem, int, Context& context) {

@@ -27,12 +27,17 @@ void finish(const Attend& problem, const TileKernels& kernels, const Task& task,
         slope * alibi_base(problem, task.request, task.request.position(own_row / group), slope);
     const float sink = problem.sinks.is_present() ? problem.sinks.as<const float>()[head] + shift : kMinusInfinity;
     float largest = sink;
-    for (int64_t i = 0; i < task.parts; ++i) largest = std::max(largest, parts[i].largest[row]);
-    const bool is_empty = largest == kMinusInfinity;
-    float sum = is_empty ? 0 : std::exp(sink - largest);
+    bool has_nan = false;
+    for (int64_t i = 0; i < task.parts; ++i) {
+      largest = std::max(largest, parts[i].largest[row]);
+      has_nan |= std::isnan(parts[i].sums[row]);
+    }
+    const bool is_empty = largest == kMinusInfinity && !has_nan;
+    const float reference = largest == kMinusInfinity ? 0 : largest;
+    float sum = std::exp(sink - reference);
     float* outputs = parts[0].outputs + row * pitch;
     for (int64_t i = 0; i < task.parts && !is_empty; ++i) {
-      const float weight = std::exp(parts[i].largest[row] - largest);
+      const float weight = std::exp(parts[i].largest[row] - reference);
       const float* from = parts[i].outputs + row * pitch;
       sum += weight * parts[i].sums[row];
       if (i == 0 && weight != 1) {
@@ -46,7 +51,7 @@ void finish(const Attend& problem, const TileKernels& kernels, const Task& task,
     kernels.store[type_index(problem.output.dtype)](outputs, is_empty ? 0 : 1 / sum, columns,
                                                     problem.output.as<char>() + place * size_of(problem.output.dtype));
     if (problem.lse.is_present()) {
-      problem.lse.as<float>()[head * tokens + token] = is_empty ? kMinusInfinity : largest + std::log(sum) - shift;
+      problem.lse.as<float>()[head * tokens + token] = is_empty ? kMinusInfinity : reference + std::log(sum) - shift;
     }
   }
 }
@@ -118,7 +123,7 @@ void run(const Attend& problem, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("paged_attention cpu 4");
+  return hash_text("paged_attention cpu 5");
 }
 
 }  // namespace

@@ -141,17 +141,14 @@ KP_PRIMITIVE float weigh(const StepArguments& arguments, int64_t row, float* sco
       value = cpu::select(kept, value, cpu::broadcast(kMinusInfinity));
     }
     values[i] = value;
-    most = cpu::max(most, value);
+    most = cpu::max(value, most);  // leaves NaN out; the sum below brings it to the output
   }
   const float before = arguments.largest[row], in_tile = cpu::horizontal_max(most);
   const float largest = before > in_tile ? before : in_tile;
-  if (largest == kMinusInfinity) {  // nothing is kept yet, and no difference of infinities may be taken
-    for (int i = 0; i < kTileVectors; ++i) cpu::store(scores + i * kLanes, Vec{});
-    return 1;
-  }
+  const float reference = largest == kMinusInfinity ? 0 : largest;  // no difference of infinities may be taken
   Vec sum{};
   for (int i = 0; i < kTileVectors; ++i) {
-    Vec weights = cpu::exp(values[i] - largest);
+    Vec weights = cpu::exp(values[i] - reference);
     sum += weights;
     weights *= arguments.value_scale;
     if (arguments.value_scales != nullptr) weights *= cpu::load(arguments.value_scales + i * kLanes);

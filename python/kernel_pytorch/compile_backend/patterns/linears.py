@@ -227,7 +227,7 @@ def _operands(layer: Linear, add: Emitter, at: Callable[[Node], Node]) -> tuple[
 def _emit(layer: Linear, kind: str, residual: Node | None = None) -> Any:
     def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
         more = None if residual is None else at(residual)
-        return add.op("linear", at(layer.x), *_operands(layer, add, at), more, kind, False, None)
+        return add.op("linear", at(layer.x), *_operands(layer, add, at), more, kind, False, "full", None)
 
     return emit
 
@@ -245,7 +245,7 @@ def _emit_gated(found: Gated) -> Any:
     def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
         gate, up = _gated_weights(found, add, at)
         bias = None if found.gate.bias is None else at(found.gate.bias)
-        return add.op("linear", at(found.gate.x), gate, bias, None, found.kind, False, up)
+        return add.op("linear", at(found.gate.x), gate, bias, None, found.kind, False, "full", up)
 
     return emit
 
@@ -255,7 +255,7 @@ def _emit_gated_mlp(found: Gated, second: Linear) -> Any:
         gate, up = _gated_weights(found, add, at)
         rows = [2 * shape(gate)[0], shape(gate)[1]]
         weight = add.call(aten.reshape.default, add.call(aten.stack.default, [gate, up], 1), rows)
-        operands = (weight, None, *_operands(second, add, at), None, found.kind, True)
+        operands = (weight, None, *_operands(second, add, at), None, found.kind, True, "full")
         return add.op("mlp", at(found.gate.x), *operands)
 
     return emit
@@ -264,6 +264,6 @@ def _emit_gated_mlp(found: Gated, second: Linear) -> Any:
 def _emit_mlp(first: Linear, kind: str, second: Linear) -> Any:
     def emit(add: Emitter, at: Callable[[Node], Node]) -> list[Node]:
         operands = (*_operands(first, add, at), *_operands(second, add, at))
-        return add.op("mlp", at(first.x), *operands, None, kind, False)
+        return add.op("mlp", at(first.x), *operands, None, kind, False, "full")
 
     return emit

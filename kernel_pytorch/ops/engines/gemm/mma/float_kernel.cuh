@@ -10,7 +10,8 @@
 // kept by themselves and added to the whole's by rounded additions.
 //
 // An element that is infinite, or rounds to infinity, has a small part of the opposite sign or none, and gives NaN. A
-// block that finds a NaN in its sums computes them again, with products of finite numbers apart from the others.
+// block that finds a NaN or an infinity in its sums (large parts rounded up can overflow) computes them again, with
+// products of finite numbers apart from the others.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
@@ -55,7 +56,7 @@ class FloatOperand {
       const int32_t line = index / kVectors, within = index % kVectors * 4;
       const int32_t outer = kAcross ? k + line : first_ + line, inner = kAcross ? first_ + within : k + within;
       const int32_t outer_end = kAcross ? depth_ : rows_, inner_end = kAcross ? rows_ : depth_;
-      const int32_t bytes = outer < outer_end ? min(max((inner_end - inner) * 4, 0), 16) : 0;
+      const int32_t bytes = outer < outer_end ? min(max(inner_end - inner, 0), 4) * 4 : 0;
       const float* source = bytes > 0 ? data_ + outer * stride_ + inner : data_;
       ptx::cp_async_cg_shared_global_16_fill(target + line * kPitch + within * 4, source, static_cast<uint32_t>(bytes));
     }
@@ -115,16 +116,16 @@ class FloatProduct {
     Sums sums = {};
     multiply<kOnce ? FloatWay::kOnce : FloatWay::kThrice>(sums);
     if constexpr (!kOnce) {
-      bool has_nan = false;
+      bool is_finite = true;
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) {
 #pragma unroll
-          for (int r = 0; r < 4; ++r) has_nan |= sums[i][j][r] != sums[i][j][r];
+          for (int r = 0; r < 4; ++r) is_finite &= (__float_as_uint(sums[i][j][r]) & 0x7f800000u) != 0x7f800000u;
         }
       }
-      if (__syncthreads_or(has_nan)) {
+      if (__syncthreads_or(!is_finite)) {
 #pragma unroll
         for (int i = 0; i < kBlocks * kGroups * 4; ++i) sums[i / 4 / kGroups][i / 4 % kGroups][i % 4] = 0.0f;
         multiply<FloatWay::kCareful>(sums);

@@ -9,6 +9,7 @@
 #include "kernel_pytorch/ops/engines/pointwise/cpu/rows.h"
 
 namespace kernel_pytorch::pointwise::KP_ISA_NAMESPACE {
+namespace {
 
 using cpu::AllLanes;
 using cpu::kLanes;
@@ -64,4 +65,5 @@ inline constexpr int kBitsOf = __is_same(T, BFloat16)  ? 8
                                : __is_same(T, Float16) ? 11
                                                        : kFloatBits;
 
+}  // namespace
 }  // namespace kernel_pytorch::pointwise::KP_ISA_NAMESPACE

@@ -4,6 +4,7 @@
 #include "kernel_pytorch/ops/engines/pointwise/cpu/spans_isa.h"
 
 namespace kernel_pytorch::pointwise::KP_ISA_NAMESPACE {
+namespace {
 
 template <class T>
 KP_PRIMITIVE void write_pair(T* to, cpu::PairOf<T> pair, bool stream) {
@@ -184,4 +185,5 @@ void forward_in_steps(const ForwardRows& block, SpanStep apply) {
   if (block.stream_stores) cpu::stream_fence();
 }
 
+}  // namespace
 }  // namespace kernel_pytorch::pointwise::KP_ISA_NAMESPACE

@@ -96,7 +96,7 @@ void solve(const DeltaHead& head, const Extent& e, int64_t begin, int64_t count,
   triangle<float>(s, s.n, wide, s.turned, e.columns, count, s.a);  // errors would go through the system
   mask(head, count, s, s.a, 1);
   read_rows(row_at<const T>(head.value, begin), head.value.stride, count, e.values, values, 1.0f, s.w);
-  product<T>(s, {s.ng, wide, 1}, {state, values}, {s.w, values}, count, values, e.columns, true);
+  product<float>(s, {s.ng, wide, 1}, {state, values}, {s.w, values}, count, values, e.columns, true);
   for (int64_t first = 0; first < count; first += kTileRows) {
     const int64_t last = first + kTileRows < count ? first + kTileRows : count;
     if (first > 0) {
@@ -130,7 +130,7 @@ void advance(const DeltaHead& head, int64_t begin, int64_t end, float* state, co
                });
     write_rows(s.result, values, count, e.values, row_at<T>(output, begin), output.stride, 1.0f);
   }
-  gather<T>(s, s.ki, s.u, e, count, has_gates(head), state);
+  gather(s, s.ki, s.u, e, count, has_gates(head), state);
 }
 
 // So many values of a state go through all tokens before the next ones do, in a cache's innermost level.
@@ -322,8 +322,8 @@ void differentiate(const DeltaHead& head, int64_t begin, int64_t end, const floa
     }
   }
   write_gradient<T>(s.wide, head.key, s.inverse_key, head.normalizes, e, begin, count, 1.0f, gradients.key, s.row);
-  gather<T>(s, s.qi, s.d, e, count, has_gates(head), state_gradient);
-  gather<T>(s, s.ng, s.dw, e, count, false, state_gradient);
+  gather(s, s.qi, s.d, e, count, has_gates(head), state_gradient);
+  gather(s, s.ng, s.dw, e, count, false, state_gradient);
   if (gradients.gate.data != nullptr || gradients.channel_gate.data != nullptr) {
     write_gate_gradients<T>(e, begin, count, state_before, state_gradient, gradients, s.terms, s.row, s.row + wide);
   }

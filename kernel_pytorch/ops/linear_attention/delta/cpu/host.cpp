@@ -177,7 +177,7 @@ void run_backward(const Backward& problem, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("delta_rule cpu 3");
+  return hash_text("delta_rule cpu 4");
 }
 
 }  // namespace
