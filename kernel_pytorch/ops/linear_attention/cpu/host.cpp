@@ -22,9 +22,19 @@ constexpr int64_t kKept = 64;
 constexpr int64_t kFewTokens = 4;     // a chunk pays above
 constexpr int64_t kPartTokens = 512;  // a part has at least so many
 
-const ChunkKernels& kernels_of(CpuIsa isa, DType dtype) {
+// Pairs of bf16 are rounded operands: too few digits for the gradients of gates, which are differences of larger sums.
+bool needs_digits(const Forward&) {
+  return false;
+}
+bool needs_digits(const Backward& problem) {
+  return problem.grad_gate.is_present() || problem.grad_channel_gate.is_present() || problem.grad_decay.is_present();
+}
+template <class Problem>
+const ChunkKernels& kernels_of(const Problem& problem, CpuIsa isa) {
+  const DType dtype = problem.query.dtype;
 #if defined(__x86_64__)
-  if (dtype == DType::kBFloat16 && isa >= CpuIsa::kX86V4Bf16) return isa_v4bf16::kBFloat16ChunkKernels;
+  if (dtype == DType::kBFloat16 && !needs_digits(problem) && isa >= CpuIsa::kX86V4Bf16)
+    return isa_v4bf16::kBFloat16ChunkKernels;
 #endif
   return KP_AT_CPU_LEVEL(isa, kChunkKernels)[cpu_type_index(dtype)];
 }
@@ -85,7 +95,7 @@ struct Work {
   Work(const Problem& all, Context& of)
       : problem(all),
         sizes(all),
-        kernels(kernels_of(of.info->cpu.isa, all.query.dtype)),
+        kernels(kernels_of(all, of.info->cpu.isa)),
         context(of),
         heads(sizes.sequences * sizes.heads),
         parts(1),

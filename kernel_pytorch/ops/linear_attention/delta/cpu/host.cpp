@@ -35,9 +35,19 @@ void clear_behind(const TensorView& view, int64_t end) {
   std::fill_n(view.as<char>() + end * token_bytes, (view.sizes[1] - end) * token_bytes, 0);
 }
 
-const DeltaKernels& kernels_of(CpuIsa isa, DType dtype) {
+// Pairs of bf16 are rounded operands: too few digits for the gradients of gates, which are differences of larger sums.
+bool needs_digits(const Forward&) {
+  return false;
+}
+bool needs_digits(const Backward& problem) {
+  return problem.grad_gate.is_present() || problem.grad_channel_gate.is_present();
+}
+template <class Problem>
+const DeltaKernels& kernels_of(const Problem& problem, CpuIsa isa) {
+  const DType dtype = problem.query.dtype;
 #if defined(__x86_64__)
-  if (dtype == DType::kBFloat16 && isa >= CpuIsa::kX86V4Bf16) return isa_v4bf16::kBFloat16DeltaKernels;
+  if (dtype == DType::kBFloat16 && !needs_digits(problem) && isa >= CpuIsa::kX86V4Bf16)
+    return isa_v4bf16::kBFloat16DeltaKernels;
 #endif
   return KP_AT_CPU_LEVEL(isa, kDeltaKernels)[cpu_type_index(dtype)];
 }
@@ -49,7 +59,7 @@ struct Work {
   const DeltaKernels& kernels;
 
   Work(const Problem& all, const Context& context)
-      : problem(all), sizes(all), kernels(kernels_of(context.info->cpu.isa, all.query.dtype)) {}
+      : problem(all), sizes(all), kernels(kernels_of(all, context.info->cpu.isa)) {}
   int64_t heads() const { return sizes.sequences * sizes.heads; }
   int64_t last_token() const {
     if (!problem.cu_seqlens.is_present()) return sizes.tokens;
