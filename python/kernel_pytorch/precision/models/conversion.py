@@ -90,8 +90,9 @@ def convert_model(
     Converted are nn.Linear (and what inherits its forward), OptimizedLinear, FusedLinearActivation, and the packed
     projection of AttentionLayer, which becomes its submodule `in_proj`. nn.MultiheadAttention (also in
     nn.TransformerEncoderLayer and the like) gets linear layers q_proj, k_proj, v_proj and out_proj; with extra keys
-    (add_bias_kv, add_zero_attn) it stays. transformers' Conv1D (GPT-2) counts as the linear layer it is. Weights are
-    rounded to nearest; UltraPrecisionModule chooses formats, and rounds by calibration data.
+    (add_bias_kv, add_zero_attn) it stays. transformers' Conv1D (GPT-2) counts as the linear layer it is. Both stay where
+    they have hooks. Weights are rounded to nearest; UltraPrecisionModule chooses formats, and rounds by calibration
+    data.
 
     Args:
         format: as quantize_weight takes it; "fp8": convert_model_to_fp8, which trains.
