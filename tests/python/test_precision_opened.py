@@ -243,7 +243,7 @@ def test_tables_keep_their_scales_when_types_change(format) -> None:
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8", "int4", "int3"])
-@pytest.mark.parametrize("shape", [(37,), (3, 5, 64), (0, 4, 32), (2, 0), (1, 2, 3, 40)])
+@pytest.mark.parametrize("shape", [(37,), (3, 5, 64), (0, 4, 32), (2, 0), (2, 3, 0), (0,), (1, 2, 3, 40)])
 def test_tensors_of_any_rank(format, shape) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     made = F.quantize(x, format)
