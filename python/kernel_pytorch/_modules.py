@@ -1,5 +1,5 @@
-"""What several parts of the package do with modules: evaluation mode for a while, replacing some, names of a wrapper's
-state.
+"""What several parts of the package do with modules: evaluation mode for a while, replacing some, hooks, names of a
+wrapper's state.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["evaluating", "hide_name", "replace_modules"]
+__all__ = ["HOOKS", "evaluating", "has_hooks", "hide_name", "replace_modules"]
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something of its own runs around its forward or backward, which whoever passes by its call would miss."""
+    values = vars(module)
+    return any(values.get(name) for name in HOOKS)
 
 
 @contextmanager

@@ -150,6 +150,9 @@ def test_a_shared_layer_stays_shared_and_fp8_is_a_format() -> None:
     converted = precision.convert_model(nn.Sequential(shared, shared), "nvfp4")
     assert converted[0] is converted[1]
     assert isinstance(precision.convert_model(nn.Sequential(nn.Linear(32, 32)), "fp8")[0], precision.FP8LinearLayer)
+    converted = precision.convert_model(Model(), "fp8", skip=("head", "attention", "out_proj"))
+    kinds = {name: one for name, one in converted.named_modules() if isinstance(one, precision.FP8LinearLayer)}
+    assert list(kinds) == ["up", "down"]
     with pytest.raises(ValueError, match="fp3"):
         precision.convert_model(nn.Linear(4, 4), "fp3")
 

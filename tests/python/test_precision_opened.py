@@ -243,7 +243,7 @@ def test_tables_keep_their_scales_when_types_change(format) -> None:
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8", "int4", "int3"])
-@pytest.mark.parametrize("shape", [(37,), (3, 5, 64), (0, 4, 32), (2, 0), (1, 2, 3, 40)])
+@pytest.mark.parametrize("shape", [(37,), (3, 5, 64), (0, 4, 32), (2, 0), (2, 3, 0), (0,), (1, 2, 3, 40)])
 def test_tensors_of_any_rank(format, shape) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     made = F.quantize(x, format)
@@ -277,3 +277,68 @@ def test_quantised_tensors_travel(format, tmp_path) -> None:
         F.quantized_matmul(x, x)
     with pytest.raises(TypeError, match="weight is Tensor"):
         F.sparse_matmul(x, x)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("options", [{}, {"kdim": 24, "vdim": 20}])
+def test_opened_layers_train_whatever_mode_they_were_opened_in(mode, options) -> None:
+    attention = nn.MultiheadAttention(32, 4, **options)
+    attention.out_proj.bias.requires_grad_(False)
+    models = [attention, *([gpt2()] if not options else [])]
+    for model in models:
+        frozen = sum(not one.requires_grad for one in model.parameters())
+        with mode():
+            opened = precision.open_layers(model)
+        assert opened is not attention
+        assert sum(not one.requires_grad for one in opened.parameters()) == frozen
+        assert not any(one.is_inference() for one in opened.parameters())
+    opened = precision.open_layers(nn.MultiheadAttention(32, 4, **options))
+    sum((one * one).sum() for one in opened.parameters()).backward()
+    assert all(one.grad is not None for one in opened.parameters())
+
+
+def test_integer_masks_are_refused_as_torch_refuses_them() -> None:
+    opened = precision.open_layers(nn.MultiheadAttention(8, 2, batch_first=True))
+    x = torch.randn(2, 3, 8)
+    for name, mask in (("attn_mask", torch.eye(3).long()), ("key_padding_mask", torch.ones(2, 3).int())):
+        with pytest.raises(TypeError, match=f"OpenMultiheadAttention: {name} is torch.int.*it is bool"):
+            opened(x, x, x, **{name: mask})
+
+
+def test_large_scores_stay_finite_in_fp16() -> None:
+    attention = nn.MultiheadAttention(64, 1, bias=False, batch_first=True)
+    with torch.no_grad():
+        for rows in (*attention.in_proj_weight.chunk(3), attention.out_proj.weight):
+            nn.init.eye_(rows)
+    opened, x = precision.open_layers(attention).half(), torch.full((1, 2, 64), 40.0).half()
+    assert (x[0] @ x[0].t()).isinf().all()  # 64 * 40 * 40; divided by 8 it is in fp16's range
+    torch.testing.assert_close(opened(x, x, x)[0], x)
+
+
+def test_modules_with_hooks_are_not_opened() -> None:
+    def register(name, module) -> None:
+        getattr(module, name)(lambda *_: None)
+
+    kinds = (
+        "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    )  # fmt: skip
+    for kind in kinds:
+        for part in ("", "out_proj"):
+            attention = nn.MultiheadAttention(32, 4)
+            register(kind, attention.get_submodule(part))
+            assert precision.open_layers(attention) is attention, (kind, part)
+        model = gpt2()
+        register(kind, model.transformer.h[0].attn.c_attn)
+        names = [name for name, one in precision.open_layers(model).named_modules() if type(one).__name__ == "Conv1D"]
+        assert names == ["transformer.h.0.attn.c_attn"], kind
+
+
+def test_the_fast_path_stays_off_while_one_layer_is_of_this_library() -> None:
+    model, x = encoder(), torch.randn(2, 7, 32)
+    converted = precision.convert_model(model, "int8", skip=("self_attn", "linear2"))
+    assert isinstance(converted.layers[0].self_attn, nn.MultiheadAttention)
+    with torch.no_grad():
+        expected = converted(x)
+        again = precision.restore_from_fp8(precision.convert_model_to_fp8(converted))
+        torch.testing.assert_close(again(x), expected)

@@ -9,6 +9,7 @@ import itertools
 import pytest
 import torch
 from kernel_pytorch.precision import Sparse24Linear, SparseTrainingLinear, StructuredSparsity24, transposable_mask
+from kernel_pytorch.precision import sparsity as sparsity_module
 from torch import Tensor, nn
 from torch.nn import functional as T
 
@@ -211,3 +212,20 @@ def test_layers_with_permuted_columns(tmp_path) -> None:
         sparse.apply_to_model(model, trains=True)
     with pytest.raises(ValueError, match="permuted_columns"):
         sparse.compress_24_tensor(model[0].weight)
+
+
+def test_orders_and_masks_do_not_ask_for_the_default_device() -> None:
+    weight = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    expected = precision.permuted_columns(weight), precision.transposable_mask(weight)
+    for cached in (sparsity_module._patterns, sparsity_module._halves):
+        cached.cache_clear()
+    with torch.device("meta"):
+        found = precision.permuted_columns(weight), precision.transposable_mask(weight)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_dense_pruning_opens_what_hides_linear_layers() -> None:
+    sparsity = precision.StructuredSparsity24(hardware_optimized=False)
+    pruned = sparsity.apply_to_model(nn.MultiheadAttention(16, 2))
+    assert isinstance(pruned, precision.OpenMultiheadAttention)
+    assert (pruned.q_proj.weight.view(-1, 4) != 0).sum(1).max() == 2

@@ -163,7 +163,8 @@ def dequantize_weight(weight: QuantizedWeight, dtype: torch.dtype = torch.bfloat
         raise ValueError(f"dequantize_weight: dtype is {dtype}; it must be fp32, bf16, fp16 or float8_e4m3fn")
     shape = weight.shape
     if len(shape) != 2:
-        weight = weight._each(lambda one: one if one is weight.tensor_scale else one.reshape(-1, one.shape[-1]))
+        rows = shape[:-1].numel()  # -1 would not be known without columns
+        weight = weight._each(lambda one: one if one is weight.tensor_scale else one.reshape(rows, one.shape[-1]))
     values: Tensor = _dequantize(*parts_of(weight), weight.format, weight.group, shape[-1], _NAMES[dtype])
     return values if len(shape) == 2 else values.view(shape)
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
+from .._modules import HOOKS, has_hooks
+
 __all__ = ["ModelState", "obstacle_now", "state_of"]
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in HOOKS)
 
 
 @dataclass
@@ -51,7 +52,7 @@ def state_of(root: nn.Module) -> ModelState:
         known.add(id(part))
         values = part.__dict__
         flags += (id(part), part.training)
-        if part is not root and any(values.get(name) for name in _HOOKS):
+        if part is not root and has_hooks(part):
             state.obstacle = f"a {type(part).__name__} inside has hooks, which a replay would pass by"
         for parameter in values["_parameters"].values():
             if parameter is None:

@@ -14,6 +14,7 @@ from .config import FP8Config
 from .linear import FP8LinearLayer
 from .models.opened import is_conv1d, replace_layers, take_fast_paths
 from .own_layers import PROJECTION, FP8PackedProjection, add_projection, form_of, remove_projection
+from .sensitivity import is_skipped
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -55,7 +56,7 @@ def plan_fp8(model: nn.Module, fp8_config: FP8Config | None = None) -> list[FP8L
             plans.append(FP8LayerPlan(name, False, reason))
         elif isinstance(module, AttentionLayer) and PROJECTION not in module._modules:
             inner = f"{name}.{PROJECTION}" if name else PROJECTION
-            plans.append(_plan_weight(inner, module, "in_proj_weight", config))
+            plans.append(_plan_weight(inner, module, "in_proj_weight", config, owner=name))
         elif isinstance(module, nn.Linear):
             if form_of(module) is None:
                 reason = f"{type(module).__name__} has a forward of its own"
@@ -65,8 +66,10 @@ def plan_fp8(model: nn.Module, fp8_config: FP8Config | None = None) -> list[FP8L
     return plans
 
 
-def _plan_weight(name: str, module: nn.Module, weight_name: str, config: FP8Config) -> FP8LayerPlan:
-    if name in config.skip or name.rpartition(".")[2] in config.skip:
+def _plan_weight(
+    name: str, module: nn.Module, weight_name: str, config: FP8Config, owner: str = ""
+) -> FP8LayerPlan:  # fmt: skip
+    if is_skipped(name, config.skip) or (owner and is_skipped(owner, config.skip)):
         return FP8LayerPlan(name, False, "the configuration's skip names it")
     weight = module._parameters.get(weight_name)
     if weight is None:

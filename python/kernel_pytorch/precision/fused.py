@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .._modules import has_hooks
 from .._ops.float8 import Quantized, quantize, scaled_matmul
 from .._ops.float8_fused import (
     QuantizedGate,
@@ -41,7 +42,7 @@ def fp8_norm_linear(
     Args:
         x: [..., in_features]; norm_weight, eps, residual, weight_offset: as for functional.rms_norm.
     """
-    if _has_hooks(layer):
+    if _is_watched(layer):
         normed, total = _norm(x, norm_weight, eps, residual, weight_offset)
         return layer(normed) if residual is None else (layer(normed), total)
     x = _autocast(x)
@@ -82,7 +83,7 @@ def fp8_gated_mlp(
         )
     if eps is None and (norm_weight is not None or residual is not None):
         raise ValueError("fp8_gated_mlp: norm_weight or residual is given without eps; the norm needs it")
-    if _has_hooks(gate_up) or _has_hooks(down):
+    if _is_watched(gate_up) or _is_watched(down):
         normed, total = (x, None) if eps is None else _norm(x, norm_weight, eps, residual, weight_offset)
         output = down(gated_activation_packed(gate_up(normed), kind))
         return output if residual is None else (output, total)
@@ -98,9 +99,8 @@ def fp8_gated_mlp(
     return output if residual is None else (output, total.view(shape))
 
 
-def _has_hooks(layer: FP8LinearLayer) -> bool:
-    hooks = (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks)
-    return layer.fp8_watcher is not None or any(hooks)
+def _is_watched(layer: FP8LinearLayer) -> bool:
+    return layer.fp8_watcher is not None or has_hooks(layer)
 
 
 def _norm(x: Tensor, weight: Tensor | None, eps: float, residual: Tensor | None, weight_offset: float) -> Any:

@@ -45,45 +45,30 @@ class QuantizedBuffers(nn.Module):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return picklable(self.__dict__)
+        """With E4M3 scales as their bytes: torch does not read float8 tensors from plain pickles."""
+        buffers = dict(self._buffers)
+        if self.scales.dtype is torch.float8_e4m3fn:
+            buffers["scales"] = self.scales.view(torch.uint8)
+        return {**self.__dict__, "_buffers": buffers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(unpickled(state))  # type: ignore[no-untyped-call]
+        buffers = dict(state["_buffers"])
+        if state["format"] == "nvfp4":
+            buffers["scales"] = buffers["scales"].view(torch.float8_e4m3fn)
+        super().__setstate__({**state, "_buffers": buffers})  # type: ignore[no-untyped-call]
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
-        keep_scales(self, fn, recurse, super()._apply)
-        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        fixed = {"scales": self.scales, "tensor_scale": self.tensor_scale} if self.format == "nvfp4" else {}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, before in fixed.items():
+            after = self._buffers[name]
+            if before is not None and after is not None and after.dtype is not before.dtype:
+                self._buffers[name] = before.to(after.device)
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device="cpu")).dtype
         return self
 
 
-def picklable(state: dict[str, Any]) -> dict[str, Any]:
-    """A module's state with E4M3 scales as their bytes: torch does not read float8 tensors from plain pickles."""
-    buffers = {
-        name: tensor.view(torch.uint8) if name == "scales" and tensor.dtype is torch.float8_e4m3fn else tensor
-        for name, tensor in state["_buffers"].items()
-    }
-    return {**state, "_buffers": buffers}
-
-
-def unpickled(state: dict[str, Any]) -> dict[str, Any]:
-    """The way back."""
-    buffers = dict(state["_buffers"])
-    if state["format"] == "nvfp4":
-        buffers["scales"] = buffers["scales"].view(torch.float8_e4m3fn)
-    return {**state, "_buffers": buffers}
-
-
-def keep_scales(layer: Any, fn: Any, recurse: bool, apply: Any) -> None:
-    """nn.Module._apply of a layer in few bits: nvfp4's scales have a type of their own."""
-    fixed = {"scales": layer.scales, "tensor_scale": layer.tensor_scale} if layer.format == "nvfp4" else {}
-    apply(fn, recurse)
-    for name, before in fixed.items():
-        after = layer._buffers[name]
-        if before is not None and after is not None and after.dtype is not before.dtype:
-            layer._buffers[name] = before.to(after.device)
-
-
-class QuantizedLinear(nn.Module):
+class QuantizedLinear(QuantizedBuffers):
     """activation(x @ weight.T + bias) with a weight in few bits: codes, scales, zeros and tensor_scale are buffers, and
     so is `order` of a weight whose columns were sorted (GPTQ's act-order): column i of the codes is column order[i].
 
@@ -98,10 +83,6 @@ class QuantizedLinear(nn.Module):
         activation: what is applied to the result, by its name in functional.activation.
     """
 
-    codes: Tensor
-    scales: Tensor
-    zeros: Tensor | None
-    tensor_scale: Tensor | None
     order: Tensor | None
 
     def __init__(
@@ -109,28 +90,24 @@ class QuantizedLinear(nn.Module):
         group: int | None = None, asymmetric: bool = False, activation: str | None = None,
         device: torch.device | str | None = None, dtype: torch.dtype = torch.bfloat16,
     ) -> None:  # fmt: skip
-        super().__init__()
         if format not in FORMATS:
             raise ValueError(f'QuantizedLinear: format is "{format}"; it is one of {", ".join(FORMATS)}')
         groups = FORMATS[format][0]
-        self.in_features, self.out_features = in_features, out_features
-        self.format, self.group = format, groups[0] if group is None else group
-        self.activation = activation
-        if self.group not in groups:
+        group = groups[0] if group is None else group
+        if group not in groups:
             raise ValueError(
-                f"QuantizedLinear: group is {self.group}; {format} has groups of {' or '.join(map(str, groups))}"
+                f"QuantizedLinear: group is {group}; {format} has groups of {' or '.join(map(str, groups))}"
             )
         if asymmetric and not is_integer(format):
             raise ValueError(f"QuantizedLinear: {format} is symmetric; asymmetric is for integers")
-        in_row = -(-in_features // self.group)
+        in_row = -(-in_features // group)
         scale_type = {"nvfp4": torch.float8_e4m3fn, "mxfp4": torch.uint8, "mxfp8": torch.uint8}.get(format, dtype)
-        self.register_buffer(
-            "codes", torch.zeros(out_features, code_bytes(format, in_features), dtype=torch.uint8, device=device)
-        )
-        self.register_buffer("scales", torch.zeros(out_features, in_row, device=device).to(scale_type))
+        codes = torch.zeros(out_features, code_bytes(format, in_features), dtype=torch.uint8, device=device)
+        scales = torch.zeros(out_features, in_row, device=device).to(scale_type)
         zeros = torch.zeros(out_features, in_row, dtype=torch.uint8, device=device) if asymmetric else None
-        self.register_buffer("zeros", zeros)
-        self.register_buffer("tensor_scale", torch.ones(1, device=device) if format == "nvfp4" else None)
+        tensor_scale = torch.ones(1, device=device) if format == "nvfp4" else None
+        super().__init__(QuantizedWeight(codes, scales, zeros, tensor_scale, format, group, in_features), dtype)
+        self.in_features, self.out_features, self.activation = in_features, out_features, activation
         self.register_buffer("order", None)
         self.bias = nn.Parameter(torch.zeros(out_features, dtype=dtype, device=device)) if bias else None
 
@@ -150,20 +127,15 @@ class QuantizedLinear(nn.Module):
     ) -> QuantizedLinear:  # fmt: skip
         """A layer of a weight that is quantised already; the bias is the same parameter."""
         rows, columns = weight.shape
+        of_values = weight.scales.dtype if is_integer(weight.format) else torch.bfloat16
         made = cls(
             columns, rows, False, format=weight.format, group=weight.group, asymmetric=weight.zeros is not None,
-            activation=activation, device="meta",
+            activation=activation, device="meta", dtype=of_values if bias is None else bias.dtype,
         )  # fmt: skip
         made.codes, made.scales = weight.codes, weight.scales
         made.zeros, made.tensor_scale = weight.zeros, weight.tensor_scale
         made.bias, made.order = bias, order
         return made
-
-    @property
-    def quantized_weight(self) -> QuantizedWeight:
-        return QuantizedWeight(
-            self.codes, self.scales, self.zeros, self.tensor_scale, self.format, self.group, self.in_features
-        )
 
     def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         """The weight's values, columns as the layer's input has them."""
@@ -174,19 +146,6 @@ class QuantizedLinear(nn.Module):
         if self.order is not None:
             x = x.index_select(-1, self.order)
         return quantized_matmul(x, self.quantized_weight, bias=self.bias, activation=self.activation)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return picklable(self.__dict__)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(unpickled(state))  # type: ignore[no-untyped-call]
-
-    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
-        """`.half()` changes the bias and the scales of integers, which have the type of the activations; E4M3 scales
-        and tensor_scale keep theirs.
-        """
-        keep_scales(self, fn, recurse, super()._apply)
-        return self
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, " + (

@@ -26,7 +26,7 @@ def _patterns() -> Tensor:
         for block in itertools.product(rows, repeat=4)
         if all(sum(column) == 2 for column in zip(*block, strict=True))
     ]
-    return torch.tensor(blocks)
+    return torch.tensor(blocks, device="cpu")  # kept for all devices, whatever the default one is
 
 
 def transposable_mask(weight: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def transposable_mask(weight: Tensor) -> Tensor:
 def _halves() -> Tensor:
     """The 35 ways to divide eight columns into two groups of four, [35, 8]; the first leaves them as they are."""
     firsts = [(0, *three) for three in itertools.combinations(range(1, 8), 3)]
-    return torch.tensor([[*first, *(i for i in range(8) if i not in first)] for first in firsts])
+    return torch.tensor([[*first, *(i for i in range(8) if i not in first)] for first in firsts], device="cpu")
 
 
 def _kept_sum(groups: Tensor) -> Tensor:
@@ -76,9 +76,10 @@ def permuted_columns(weight: Tensor, *, rounds: int = 32) -> Tensor:
     count = columns // 4
     magnitudes = weight.abs().float().t().contiguous()  # columns are gathered
     ways = _halves().to(weight.device)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     for _ in range(rounds if count > 1 else 0):
-        pairs = torch.randperm(count, generator=generator)[: count // 2 * 2].view(-1, 2).to(weight.device)
+        drawn = torch.randperm(count, generator=generator, device="cpu")
+        pairs = drawn[: count // 2 * 2].view(-1, 2).to(weight.device)
         places = (pairs[:, :, None] * 4 + torch.arange(4, device=weight.device)).flatten(1)  # [pairs, 8]
         eights = magnitudes[order[places]]  # [pairs, 8, rows]
         kept = torch.stack([
@@ -234,7 +235,8 @@ class StructuredSparsity24:
     Args:
         sparsity_ratio, block_size: 0.5 and 4 are what 2:4 means; others are refused.
         magnitude_based: choose by magnitude; False is refused, since nothing else is known of a tensor.
-        hardware_optimized: layers multiply packed weights by sparse_matmul; False masks their dense weights in place.
+        hardware_optimized: layers multiply packed weights by sparse_matmul; False masks their dense weights in place,
+            of nn.MultiheadAttention and Conv1D those of the linear layers that `open_layers` puts in their places.
         transposable: keep two of four along both dimensions.
         permuted: each layer's columns are put into an order first in which more is kept (`permuted_columns`); its input
             is gathered in that order.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._modules import has_hooks
 from ..changes import ours
 from ..record import Recording
 from .deferred.summed import Late
@@ -40,19 +41,13 @@ class Context:
         return self.goal == "train"
 
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
 def is_plain(module: nn.Module, kind: type[nn.Module] | None = None) -> bool:
     """Whether what the module computes is its class's forward and nothing else: no hooks, no foreign forward."""
     if kind is not None and type(module) is not kind:
         return False
-    values = vars(module)
-    if values["_forward_hooks"] or values["_forward_pre_hooks"]:
+    if has_hooks(module):
         return False
-    if values["_backward_hooks"] or values["_backward_pre_hooks"]:
-        return False
-    own = values.get("forward")  # a model that was pickled while it was optimised has its class's
+    own = vars(module).get("forward")  # a model that was pickled while it was optimised has its class's
     return own is None or ours(module) or getattr(own, "__func__", None) is type(module).forward
 
 
@@ -60,7 +55,7 @@ def why_not_plain(path: str, module: nn.Module) -> str | None:
     """In words, or None where it is plain."""
     if is_plain(module):
         return None
-    if any(vars(module)[name] for name in HOOKS):
+    if has_hooks(module):
         return f"{path or 'it'} has hooks, which a fused part would pass by"
     return f"the forward of {path or 'it'} was replaced by someone else"
 
@@ -70,10 +65,8 @@ def silent(module: nn.Module, called: Collection[str] = ()) -> bool:
     for name, child in module._modules.items():
         if child is None or name in called:
             continue
-        for part in child.modules():
-            values = vars(part)
-            if any(values[kind] for kind in HOOKS):
-                return False
+        if any(map(has_hooks, child.modules())):
+            return False
     return True
 
 

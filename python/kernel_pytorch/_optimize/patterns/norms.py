@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._modules import HOOKS
 from ...core._shared_input import layer_norm_through, rms_norm_through
 from ...functional import layer_norm, rms_norm
 from ..changes import SetForward, mark
 from ..sites import Call, Found, Proposal, Refusal, Way
 from ..verify import row_error
-from .context import HOOKS, Context, is_parallel, probe, single_input, undisturbed, weight_reason, why_not_plain
+from .context import Context, is_parallel, probe, single_input, undisturbed, weight_reason, why_not_plain
 from .deferred.summed import Late, Summed
 
 NAME = "norm"

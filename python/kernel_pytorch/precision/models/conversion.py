@@ -15,6 +15,7 @@ from ...core.attention import AttentionLayer
 from ...core.linear import FusedLinearActivation
 from ...functional import activation as activate
 from ...mixture_of_experts.layers import MoELayer
+from ..config import FP8Config
 from ..convert import convert_model_to_fp8
 from ..int8_linear import Int8Linear
 from ..own_layers import PROJECTION
@@ -90,8 +91,9 @@ def convert_model(
     Converted are nn.Linear (and what inherits its forward), OptimizedLinear, FusedLinearActivation, and the packed
     projection of AttentionLayer, which becomes its submodule `in_proj`. nn.MultiheadAttention (also in
     nn.TransformerEncoderLayer and the like) gets linear layers q_proj, k_proj, v_proj and out_proj; with extra keys
-    (add_bias_kv, add_zero_attn) it stays. transformers' Conv1D (GPT-2) counts as the linear layer it is. Weights are
-    rounded to nearest; UltraPrecisionModule chooses formats, and rounds by calibration data.
+    (add_bias_kv, add_zero_attn) it stays. transformers' Conv1D (GPT-2) counts as the linear layer it is. Where
+    they have hooks, both stay. Weights are rounded to nearest; UltraPrecisionModule chooses formats, and rounds by
+    calibration data.
 
     Args:
         format: as quantize_weight takes it; "fp8": convert_model_to_fp8, which trains.
@@ -112,7 +114,7 @@ def convert_model(
     if format == "fp8":
         if group is not None or asymmetric or embeddings or experts:
             raise ValueError('convert_model: group, asymmetric, embeddings and experts are for few bits, not for "fp8"')
-        return convert_model_to_fp8(model, inplace=inplace)
+        return convert_model_to_fp8(model, FP8Config(skip=tuple(skip)), inplace=inplace)
     if format not in FORMATS:
         raise ValueError(f'convert_model: format is "{format}"; it is "fp8" or one of {", ".join(FORMATS)}')
     if not inplace:

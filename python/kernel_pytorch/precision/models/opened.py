@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..._modules import replace_modules
+from ..._modules import has_hooks, replace_modules
 from ..sensitivity import is_skipped
 
 _ENCODERS = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -37,17 +37,15 @@ class OpenMultiheadAttention(nn.Module):
         self.embed_dim, self.num_heads = attention.embed_dim, attention.num_heads
         self.head_dim, self.dropout = attention.head_dim, attention.dropout
         self.batch_first = attention.batch_first
-        packed = attention.in_proj_weight
-        weights = (
-            (attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight)
-            if packed is None
-            else packed.chunk(3)
-        )
-        bias = attention.in_proj_bias
-        biases = (None, None, None) if bias is None else bias.chunk(3)
-        for name, one, of in zip(("q_proj", "k_proj", "v_proj"), weights, biases, strict=True):
-            self.add_module(name, _linear(one, of))
-        self.out_proj = _linear(attention.out_proj.weight, attention.out_proj.bias)
+        packed, bias = attention.in_proj_weight, attention.in_proj_bias
+        each = [f"{name}_proj" for name in "qkv"]
+        weights = [getattr(attention, f"{name}_weight") if packed is None else packed for name in each]
+        for i, (name, weight) in enumerate(zip(each, weights, strict=True)):
+            third = slice(i * self.embed_dim, (i + 1) * self.embed_dim)
+            rows = weight if packed is None else weight[third]
+            self.add_module(name, _linear(_own(rows, weight), None if bias is None else _own(bias[third], bias)))
+        out = attention.out_proj
+        self.out_proj = _linear(_own(out.weight, out.weight), None if out.bias is None else _own(out.bias, out.bias))
         self.train(attention.training)
 
     def forward(
@@ -72,7 +70,7 @@ class OpenMultiheadAttention(nn.Module):
         dropout_p = self.dropout if self.training else 0.0
         weights = None
         if need_weights:
-            scores = q @ k.transpose(-1, -2) * self.head_dim**-0.5
+            scores = (q * self.head_dim**-0.5) @ k.transpose(-1, -2)  # scaled first, as fp16 needs it
             weights = torch.softmax(scores if mask is None else scores + mask, -1)
             weights = nn.functional.dropout(weights, dropout_p, self.training)
             heads = weights @ v
@@ -87,15 +85,20 @@ class OpenMultiheadAttention(nn.Module):
     def _mask(self, attn_mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Tensor | None:
         """What is added to scores [batch, heads, queries, keys]; True hides in torch's masks of this layer."""
 
-        def added(mask: Tensor) -> Tensor:
-            if mask.dtype is not torch.bool:
+        def added(name: str, mask: Tensor) -> Tensor:
+            if mask.is_floating_point():
                 return mask.to(q.dtype)
+            if mask.dtype is not torch.bool:
+                raise TypeError(
+                    f"OpenMultiheadAttention: {name} is {mask.dtype}; it is bool, where True hides, or of a floating "
+                    "type, which is added to the scores"
+                )
             return torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, float("-inf"))
 
-        of_keys = None if padding is None else added(padding)[:, None, None]
+        of_keys = None if padding is None else added("key_padding_mask", padding)[:, None, None]
         if attn_mask is None:
             return of_keys
-        of_scores = added(attn_mask)
+        of_scores = added("attn_mask", attn_mask)
         if attn_mask.dim() == 3:  # [batch * heads, queries, keys]
             of_scores = of_scores.view(-1, self.num_heads, *attn_mask.shape[1:])
         return of_scores if of_keys is None else of_scores + of_keys
@@ -110,7 +113,7 @@ class OpenConv1D(nn.Linear):
     def __init__(self, layer: Any) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = layer.weight.shape
-        self.weight, self.bias = _own(layer.weight.t()), _own(layer.bias)
+        self.weight, self.bias = _own(layer.weight.t(), layer.weight), _own(layer.bias, layer.bias)
         self.train(layer.training)
 
 
@@ -133,10 +136,13 @@ def open_layers(
 
 
 def is_closed(module: nn.Module) -> bool:
-    """Whether `open_layers` has another form for it. Learned extra keys and an added zero key have no place in that."""
+    """Whether `open_layers` has another form for it. Learned extra keys, an added zero key and hooks have no place in
+    that."""
+    if any(map(has_hooks, module.modules())):
+        return False
     if is_conv1d(module):
         return True
-    if type(module) is not nn.MultiheadAttention or module._forward_hooks or module._forward_pre_hooks:
+    if type(module) is not nn.MultiheadAttention:
         return False
     return module.bias_k is None and not module.add_zero_attn
 
@@ -150,10 +156,12 @@ def replace_layers(model: nn.Module, made: Mapping[nn.Module, nn.Module]) -> nn.
 
 
 def take_fast_paths(model: nn.Module) -> None:
-    """The way back, for encoders whose layers are torch's again."""
+    """The way back, for encoders with no layer of this library's left inside."""
+    library = __name__.partition(".")[0]
     for module in model.modules():
-        opened = any(isinstance(part, OpenMultiheadAttention) for part in module.modules())
-        if _LEFT in module.__dict__ and not opened:
+        if _LEFT not in module.__dict__:
+            continue
+        if all(type(part).__module__.partition(".")[0] != library for part in module.modules()):
             setattr(module, *module.__dict__.pop(_LEFT))
 
 
@@ -171,15 +179,16 @@ def is_conv1d(module: nn.Module) -> bool:
     return library is not None and type(module) is library.Conv1D
 
 
-def _own(tensor: Tensor) -> nn.Parameter:
-    """A parameter with memory of its own."""
-    copied = tensor.detach().clone(memory_format=torch.contiguous_format)
-    return nn.Parameter(copied, tensor.requires_grad)
+def _own(values: Tensor, of: Tensor) -> nn.Parameter:
+    """A parameter with memory of its own that trains where `of` does, in inference mode, too."""
+    with torch.inference_mode(False):
+        copied = values.detach().clone(memory_format=torch.contiguous_format)
+        return nn.Parameter(copied, of.requires_grad)
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+def _linear(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:
     made = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-    made.weight = _own(weight)
+    made.weight = weight
     if bias is not None:
-        made.bias = _own(bias)
+        made.bias = bias
     return made

@@ -17,11 +17,11 @@ import torch.nn.functional as torch_functional
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ...._modules import evaluating
+from ...._modules import evaluating, has_hooks
 from ....functional import layer_norm
 from ...changes import SetForward, mark, ours
 from ...sites import Call, Found, Proposal, Refusal, Way
-from ..context import HOOKS, Context, why_not_around
+from ..context import Context, why_not_around
 from .rolled import rolled
 from .summed import Copied, Late, Site, Summed, added, copied, is_elsewhere, of_plain, plain, scaled
 
@@ -105,7 +105,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
     if not sites:
         return None
     reason = why_not_around(module)
-    if any(vars(part)[kind] for part in module.modules() for kind in HOOKS):
+    if any(map(has_hooks, module.modules())):
         reason = "parts of it have hooks, which would get sums that are not computed yet"
     if reason:
         return Refusal(path, NAME, reason)
