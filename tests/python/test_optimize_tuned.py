@@ -268,12 +268,12 @@ def test_ctrl_c_while_it_tunes_leaves_everything_as_it_was():
 
 
 def test_the_budget_is_shared_out_and_what_it_does_not_reach_is_named(monkeypatch):
-    model, x = Norms(*range(384, 512, 16)), torch.randn(600, 512)
+    x = torch.randn(600, 1024)
     took = []
     real = steps.tune_step
 
     def timed(*args):
-        args = (*args[:5], 0.3, *args[6:])  # seconds for the problems
+        args = (*args[:5], seconds, *args[6:])  # for the problems
         begin = time.monotonic()
         try:
             return real(*args)
@@ -281,12 +281,15 @@ def test_the_budget_is_shared_out_and_what_it_does_not_reach_is_named(monkeypatc
             took.append(time.monotonic() - begin)
 
     monkeypatch.setattr(steps, "tune_step", timed)
-    rows = rows_of(optimize(model, x))
-    measured = [row for row in rows if row["to"] is not None]
+    for seconds in (0.3, 0.6, 1.2, 2.4, 4.8):  # a busy machine measures nothing in the first
+        rows = rows_of(optimize(Norms(*range(384, 1024, 16)), x))
+        measured = [row for row in rows if row["to"] is not None]
+        if measured:
+            break
     left = [row for row in rows if row["to"] is None]
     assert measured and left
     assert all("budget" in row["reason"] for row in left)
-    assert took[0] < 5, "eight problems were given 0.3 s"
+    assert took[-1] < seconds + 5, "forty problems were given less"
 
 
 def test_without_time_nothing_is_measured_and_all_is_named(monkeypatch):
