@@ -268,7 +268,7 @@ def test_ctrl_c_while_it_tunes_leaves_everything_as_it_was():
 
 
 def test_the_budget_is_shared_out_and_what_it_does_not_reach_is_named(monkeypatch):
-    x = torch.randn(600, 1024)
+    model, x = Norms(*range(384, 512, 16)), torch.randn(600, 512)
     took = []
     real = steps.tune_step
 
@@ -281,15 +281,17 @@ def test_the_budget_is_shared_out_and_what_it_does_not_reach_is_named(monkeypatc
             took.append(time.monotonic() - begin)
 
     monkeypatch.setattr(steps, "tune_step", timed)
-    for seconds in (0.3, 0.6, 1.2, 2.4, 4.8):  # a busy machine measures nothing in the first
-        rows = rows_of(optimize(Norms(*range(384, 1024, 16)), x))
+    for seconds in (0.02, 0.06, 0.2, 0.6):  # noqa: B007 (timed reads it); a busy machine measures nothing in the first
+        result = optimize(model, x)
+        rows = rows_of(result)
+        result.restore()
         measured = [row for row in rows if row["to"] is not None]
         if measured:
             break
     left = [row for row in rows if row["to"] is None]
     assert measured and left
     assert all("budget" in row["reason"] for row in left)
-    assert took[-1] < seconds + 5, "forty problems were given less"
+    assert took[-1] < seconds + 5, "eight problems were given less"
 
 
 def test_without_time_nothing_is_measured_and_all_is_named(monkeypatch):
