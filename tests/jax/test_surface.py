@@ -21,6 +21,7 @@ IN_PLACE = "arrays of JAX are not written in place: XLA reuses the memory of don
 # Functions that are missing, and why.
 MISSING = {
     "BlockLists": "BlockMask is what block_lists returns",
+    "QuantizedTensor": "quantize_weight returns a QuantizedWeight",
     "attention_part_": IN_PLACE + "; attention(return_lse=True) and merge_attention compute parts",
     "attention_part_backward_": IN_PLACE + "; parts have gradients by jax.grad",
     "causal_conv1d_step_": IN_PLACE + "; causal_conv1d(return_state=True) returns the state",
@@ -80,9 +81,6 @@ def test_defaults_agree() -> None:
         ("attention", "layout"),
         ("attention", "deterministic"),
         ("attention", "allow_tf32"),
-        ("matmul", "precision"),
-        ("linear", "precision"),
-        ("mlp", "precision"),
         ("select_blocks", "layout"),
         ("linear_cross_entropy", "chunk_bytes"),  # None: the core's
     }

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
+import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -77,7 +81,6 @@ def cpu_peak(make: Callable[[], nn.Module], shape: tuple[int, ...], training: bo
     first = make().train(training)
     step(first, torch.optim.SGD(first.parameters()) if training else None, torch.zeros(shape))
     del first
-    gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         model = make().train(training)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False) if training else None
@@ -92,15 +95,34 @@ def cpu_peak(make: Callable[[], nn.Module], shape: tuple[int, ...], training: bo
     return peak
 
 
+BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def cpu_peaks() -> dict[str, int]:
+    """Measured in a process of its own: collecting what other tests left behind, compiled graphs among it, has crashed
+    there now and then, inside the interpreter."""
+    child = subprocess.run([sys.executable, __file__], capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    peaks: dict[str, int] = json.loads(child.stdout)
+    return peaks
+
+
+def main() -> None:
+    cases = itertools.product(MODELS.items(), (True, False))
+    print(json.dumps({f"{n} {t}": cpu_peak(make, (BATCH, *shape), t) for (n, (make, shape)), t in cases}))
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", list(MODELS))
-def test_estimates_are_within_a_tenth_of_the_measured_peak(name: str, training: bool) -> None:
+def test_estimates_are_within_a_tenth_of_the_measured_peak(
+    name: str, training: bool, cpu_peaks: dict[str, int]
+) -> None:
     make, shape = MODELS[name]
-    batch = 8
-    measured = cpu_peak(make, (batch, *shape), training)
+    measured = cpu_peaks[f"{name} {training}"]
     model = make()
     layer = HardwareAbstractionLayer(["cpu"])
-    estimated = layer.estimate_memory_usage(model, batch, torch.zeros(1, *shape), training=training)
+    estimated = layer.estimate_memory_usage(model, BATCH, torch.zeros(1, *shape), training=training)
     assert abs(estimated * 1e9 / measured - 1) < 0.1, (estimated * 1e9, measured)
 
 
@@ -256,3 +278,7 @@ def test_our_products_count_as_torchs() -> None:
     assert theirs.flops == ours.flops > 0
     batches = [layer.get_optimal_batch_size(kind(256, 512)) for kind in (nn.Linear, OptimizedLinear)]
     assert max(batches) <= 2 * min(batches)  # ours start fewer operations
+
+
+if __name__ == "__main__":
+    main()

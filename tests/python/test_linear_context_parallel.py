@@ -12,8 +12,10 @@ from kernel_pytorch.attention.distributed import (
     ContextParallelError,
     context_parallel_delta_rule,
     context_parallel_linear_attention,
+    linear,
 )
 from ranks import member, spawn_to_the_end
+from torch._subclasses import FakeTensorMode
 
 from kernel_pytorch import functional as F
 
@@ -86,11 +88,70 @@ def _who_differs_is_named(rank: int) -> None:
     with pytest.raises(ContextParallelError, match="query must be the same on all ranks of the group; rank 0 has"):
         context_parallel_linear_attention(*heads, group=distributed.group.WORLD)
 
+    # A state of another type has other bytes, and who alone wants a gradient would wait for the others.
+    heads = [torch.randn(1, 5 + rank, 2, 8) for _ in range(3)]
+    state, decay = torch.zeros(1, 2, 8, 8), -torch.rand(2)
+    for name, here, there in (
+        ("decay", {"decay": decay}, {}),
+        ("decay", {"decay": decay}, {"decay": decay.double()}),
+        ("initial_state", {"initial_state": state}, {"initial_state": state.double()}),
+        ("gradients", {"initial_state": state}, {"initial_state": state.clone().requires_grad_()}),
+    ):
+        with pytest.raises(ContextParallelError, match=f"{name} must be the same on all ranks"):
+            context_parallel_linear_attention(*heads, group=distributed.group.WORLD, **(there if rank == 1 else here))
+
+
+def _training_on_cuda_is_refused(rank: int) -> None:
+    with FakeTensorMode():
+        heads = [torch.empty(1, 5, 2, 8, device="cuda", requires_grad=True) for _ in range(3)]
+    with pytest.raises(
+        RuntimeError, match="context_parallel_linear_attention: a gradient is wanted of tensors on CUDA"
+    ):
+        context_parallel_linear_attention(*heads, group=distributed.group.WORLD)
+
+
+def _autocast_leaves_states_alone(rank: int) -> None:
+    torch.manual_seed(6)
+    heads = [torch.nn.functional.normalize(torch.randn(1, 60, 2, 16), dim=-1) for _ in range(3)]
+    beta = torch.rand(1, 60, 2)
+    mine = [x[:, rank * 20 : (rank + 1) * 20] for x in (*heads, beta)]
+    with torch.autocast("cpu", torch.bfloat16):
+        state = F.delta_rule(*heads, beta, return_state=True)[1]
+        found = context_parallel_delta_rule(*mine, group=distributed.group.WORLD, return_state=True)[1]
+    torch.testing.assert_close(found, state, rtol=1e-4, atol=1e-5)
+
+
+def _no_call_has_more_values_than_the_run(rank: int) -> None:
+    heads = [torch.randn(1, 4, 1, size) for size in (12, 12, 250)]
+    sizes = []
+
+    def noted(*args: Any, **options: Any) -> Any:
+        sizes.append(args[2].shape[-1])
+        return F.delta_rule(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "delta_rule", noted)
+        context_parallel_delta_rule(*heads, torch.rand(1, 4, 1), group=distributed.group.WORLD)
+    assert max(sizes) == 250  # gradients on CUDA take 256
+
+
+def _gradients_are_of_the_first_order(rank: int) -> None:
+    heads, state = [torch.randn(1, 4, 1, 8) for _ in range(3)], torch.randn(1, 1, 8, 8, requires_grad=True)
+    options = {"initial_state": state, "group": distributed.group.WORLD, "return_state": True}
+    end = context_parallel_linear_attention(*heads, **options)[1]
+    (grad,) = torch.autograd.grad(end.square().sum(), state, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
 
 def _work(rank: int, folder: str) -> None:
     with member(rank, folder, len(ENDS) - 1):
         _equal_one_process(rank)
         _who_differs_is_named(rank)
+        _training_on_cuda_is_refused(rank)
+        _autocast_leaves_states_alone(rank)
+        _no_call_has_more_values_than_the_run(rank)
+        _gradients_are_of_the_first_order(rank)
 
 
 def test_runs_of_a_sequence_are_one_process(tmp_path: Path) -> None:

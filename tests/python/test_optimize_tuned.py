@@ -273,7 +273,7 @@ def test_the_budget_is_shared_out_and_what_it_does_not_reach_is_named(monkeypatc
     real = steps.tune_step
 
     def timed(*args):
-        args = (*args[:5], 0.3, *args[6:])  # seconds for the problems
+        args = (*args[:5], seconds, *args[6:])  # for the problems
         begin = time.monotonic()
         try:
             return real(*args)
@@ -281,12 +281,17 @@ def test_the_budget_is_shared_out_and_what_it_does_not_reach_is_named(monkeypatc
             took.append(time.monotonic() - begin)
 
     monkeypatch.setattr(steps, "tune_step", timed)
-    rows = rows_of(optimize(model, x))
-    measured = [row for row in rows if row["to"] is not None]
+    for seconds in (0.02, 0.06, 0.2, 0.6):  # noqa: B007 (timed reads it); a busy machine measures nothing in the first
+        result = optimize(model, x)
+        rows = rows_of(result)
+        result.restore()
+        measured = [row for row in rows if row["to"] is not None]
+        if measured:
+            break
     left = [row for row in rows if row["to"] is None]
     assert measured and left
     assert all("budget" in row["reason"] for row in left)
-    assert took[0] < 5, "eight problems were given 0.3 s"
+    assert took[-1] < seconds + 5, "eight problems were given less"
 
 
 def test_without_time_nothing_is_measured_and_all_is_named(monkeypatch):

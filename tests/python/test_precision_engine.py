@@ -15,6 +15,8 @@ import torch
 from kernel_pytorch.attention import FP8AttentionConfig
 from kernel_pytorch.precision import FP8Config, FP8Format, FP8TrainingEngine
 from torch import Tensor, nn
+from transformers import MixtralConfig
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from kernel_pytorch import core, functional, precision
 
@@ -187,12 +189,18 @@ def _objects() -> dict[str, Any]:
     found = allocator.allocate(small)
     ultra = precision.create_ultra_precision_module(nn.Sequential(nn.Linear(64, 8)))
     ultra(torch.randn(2, 64))
+    sizes = MixtralConfig(hidden_size=64, intermediate_size=64, num_local_experts=2)
+    plain = nn.ModuleDict({"experts": MixtralExperts(sizes)})
+    for parameter in plain.parameters():
+        nn.init.normal_(parameter)
+    experts = precision.convert_model(plain, "int4", experts=True)["experts"]
     return {
         "AdaptivePrecisionAllocator": allocator,
         "AllocationStrategy": precision.AllocationStrategy.ENTROPY_BASED,
         "FP4Quantizer": precision.FP4Quantizer(),
         "LayerAllocation": found.layers[0],
         "LayerSensitivity": allocator.analyze(small)[0],
+        "OpenMultiheadAttention": precision.OpenMultiheadAttention(nn.MultiheadAttention(16, 2)),
         "PrecisionAllocation": found,
         "PrecisionConfig": precision.PrecisionConfig(),
         "PrecisionFormat": next(iter(precision.PrecisionFormat)),
@@ -212,6 +220,7 @@ def _objects() -> dict[str, Any]:
         "Int8Linear": precision.Int8Linear.from_linear(nn.Linear(32, 8)),
         "LayerNumerics": report["0"],
         "QuantizedEmbedding": precision.QuantizedEmbedding(functional.quantize_weight(torch.randn(8, 32), "int4")),
+        "QuantizedExperts": experts,
         "QuantizedLinear": precision.QuantizedLinear.from_linear(nn.Linear(32, 8), format="int4"),
         "QuantizedMatrices": precision.QuantizedMatrices(
             functional.quantize_weight(torch.randn(8, 32), "int4"), 2, torch.float32

@@ -71,10 +71,12 @@ def mlp(
     residual: Tensor | None = None,
     precision: str = "full",
 ) -> Tensor:
-    """linear(linear(x, weight_in, bias_in, activation=activation), weight_out, bias_out, residual=residual), with
-    `precision` both times.
+    """linear(linear(x, weight_in, bias_in, activation=activation), weight_out, bias_out, residual=residual).
 
     Backward is four products: the activation's gradient is part of the one that comes before it.
+
+    Args:
+        precision: of all products of fp32, as `matmul`'s.
     """
     x, weight_in, weight_out = autocast(x, weight_in, weight_out)
     residual = _residual_for("mlp", x, weight_in, residual)

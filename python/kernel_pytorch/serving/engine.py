@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._modules import evaluating
 from ..functional import sample
 from .attention import Batch
 from .decoding import Decoder
@@ -166,13 +167,19 @@ class Engine:
         return bool(self.waiting or self.running)
 
     def run(self) -> None:
-        """Until every request has ended."""
-        while self.is_busy:
-            self.step()
+        """Until every request has ended, in evaluation mode: a model that is being trained drops nothing out."""
+        with evaluating(self.model):
+            while self.is_busy:
+                self._step()
+
+    def step(self) -> None:
+        """One batch, in evaluation mode; or several, where requests do nothing but decode on a GPU and none is waiting
+        for room."""
+        with evaluating(self.model):
+            self._step()
 
     @torch.no_grad()
-    def step(self) -> None:
-        """One batch; or several, where requests do nothing but decode on a GPU and none is waiting for room."""
+    def _step(self) -> None:
         self._collect()
         self._admit()
         if not self.running:

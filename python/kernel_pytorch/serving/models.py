@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from .._modules import evaluating
 from ..compat._latent import is_latent
 from .attention import Batch, computing, implementation
 from .fused import Fused, recognise
@@ -113,8 +114,8 @@ def _keeps_latent_rows(model: Any) -> bool:
 
 def _sample_tokens(model: Any, count: int) -> Tensor:
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, vocabulary, (count,), generator=generator).to(next(model.parameters()).device)
+    generator = torch.Generator("cpu").manual_seed(0)
+    return torch.randint(0, vocabulary, (count,), generator=generator, device="cpu").to(next(model.parameters()).device)
 
 
 def _through_pages(served: Served, tokens: Tensor, chunks: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -156,31 +157,26 @@ def serve(model: Any, *, fused: bool = True) -> Served:
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 64
     chunks = [5, 11, 1, 7, 1, 1][: max(1, min(6, longest // 8))]
     tokens = _sample_tokens(model, sum(chunks))
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            ends = torch.tensor(chunks, device=tokens.device).cumsum(0) - 1
-            own = model(input_ids=tokens[None], use_cache=False).logits[0, ends].float()
-            ways: list[Callable[[], Served | None]] = [lambda: Plain(model)]
-            if _keeps_latent_rows(model):
-                ways.insert(0, lambda: Plain(model, latent=True))
-            if fused:
-                ways.insert(0, lambda: recognise(model, [options for _, options in attention_of(model)]))
-            differences = []
-            for way in ways:
-                served = way()
-                if served is None:
-                    continue
-                ours = _through_pages(served, tokens, chunks, dtype).float()
-                difference = float((ours - own).norm() / own.norm().clamp_min(1e-30))
-                if difference <= _TOLERANCE[dtype]:
-                    return served
-                if isinstance(served, Fused):
-                    served.undo()
-                differences.append(difference)
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.no_grad():
+        ends = torch.tensor(chunks, device=tokens.device).cumsum(0) - 1
+        own = model(input_ids=tokens[None], use_cache=False).logits[0, ends].float()
+        ways: list[Callable[[], Served | None]] = [lambda: Plain(model)]
+        if _keeps_latent_rows(model):
+            ways.insert(0, lambda: Plain(model, latent=True))
+        if fused:
+            ways.insert(0, lambda: recognise(model, [options for _, options in attention_of(model)]))
+        differences = []
+        for way in ways:
+            served = way()
+            if served is None:
+                continue
+            ours = _through_pages(served, tokens, chunks, dtype).float()
+            difference = float((ours - own).norm() / own.norm().clamp_min(1e-30))
+            if difference <= _TOLERANCE[dtype]:
+                return served
+            if isinstance(served, Fused):
+                served.undo()
+            differences.append(difference)
     raise refusal(
         model,
         f"its logits over pages differ from its own by {differences[-1]:.1%} (a score bias, a mask or a cache that "

@@ -3,6 +3,7 @@ and GPT-Neo. Each family's function does what its layer does around the scores, 
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ def own_layers(model: nn.Module) -> list[OwnLayer]:
 def _slopes(layer: Any) -> Tensor:
     """As the model's own file makes them: what the bias grows by from a key to the next."""
     file: Any = sys.modules[type(layer).__module__]
-    two_keys = torch.ones(1, 2, dtype=torch.int64, device=layer.dense.weight.device)
+    held = next(itertools.chain(layer.parameters(), layer.buffers()))  # a layer in few bits may have buffers alone
+    two_keys = torch.ones(1, 2, dtype=torch.int64, device=held.device)
     bias: Tensor = file.build_alibi_tensor(two_keys, layer.num_heads, dtype=torch.float32)
     return bias[:, 0, 1].float().contiguous()
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch.autograd.function import once_differentiable
 
 from ..._ops.delta_rule import delta_rule
 from ..._ops.linear_attention import linear_attention
@@ -38,7 +39,8 @@ def context_parallel_linear_attention(
 ) -> Any:
     """functional.linear_attention of a sequence of which member i of `group` holds run i; equal to it within rounding.
 
-    Every member calls it, and goes through its gradient. Runs may have different numbers of tokens, also none.
+    Every member calls it, and goes through its gradient. Runs may have different numbers of tokens, also none. On CUDA
+    it refuses to train: linear_attention has no gradient there of the state that a run begins with.
 
     Args:
         query, key, value, gate: this member's run, as functional.linear_attention takes them.
@@ -70,7 +72,13 @@ def context_parallel_linear_attention(
 
     tensors = {"query": query, "key": key, "value": value, "gate": gate}
     values = value.shape[-1] + normalize
-    call = _Call("context_parallel_linear_attention", tensors, options, values, initial_state, [decay])
+    call = _Call("context_parallel_linear_attention", tensors, options, values, initial_state, decay)
+    if query.is_cuda and call.is_shared(group) and call.wants_gradient:
+        raise RuntimeError(
+            "context_parallel_linear_attention: a gradient is wanted of tensors on CUDA, where linear_attention has "
+            "none of the state that a run begins with; call it under torch.no_grad(), compute on the CPU, or train by "
+            "functional.linear_attention on whole sequences"
+        )
     return call.results(group, run, share, return_state)
 
 
@@ -108,17 +116,16 @@ def context_parallel_delta_rule(
         return delta_rule(query, key, value, beta, gate=gate, **options, initial_state=start, return_state=True)
 
     def share() -> Tensor:
-        batch, tokens, heads, values = value.shape
+        batch, tokens, heads = value.shape[:3]
         columns = query.shape[-1]
-        wide = torch.cat([value, value.new_zeros(batch, tokens, heads, columns)], -1)
-        unit = torch.eye(columns, dtype=statistics_dtype(query), device=query.device)
-        start = torch.cat([unit.new_zeros(columns, values), unit], -1).expand(batch, heads, -1, -1)
-        return delta_rule(  # type: ignore[no-any-return]
-            query, key, wide, beta, gate=gate, **options, initial_state=start, return_state=True
-        )[1]
+        none = value.new_zeros(batch, tokens, heads, columns)
+        unit = torch.eye(columns, dtype=statistics_dtype(query), device=query.device).expand(batch, heads, -1, -1)
+        # Two calls and not one with both side by side: kernels take so many values and no more.
+        kept = delta_rule(query, key, none, beta, gate=gate, **options, initial_state=unit, return_state=True)[1]
+        return torch.cat([run(None)[1], kept], -1)
 
     tensors = {"query": query, "key": key, "value": value, "beta": beta, "gate": gate}
-    call = _Call("context_parallel_delta_rule", tensors, options, value.shape[-1], initial_state, [])
+    call = _Call("context_parallel_delta_rule", tensors, options, value.shape[-1], initial_state)
     return call.results(group, run, share, return_state)
 
 
@@ -130,28 +137,38 @@ class _Call:
         options: dict[str, Any],
         values: int,
         initial: Tensor | None,
-        others: list[Tensor | None],
+        decay: Tensor | None = None,
     ) -> None:
-        self.name, self.tensors, self.options, self.initial, self.others = name, tensors, options, initial, others
+        self.name, self.tensors, self.options, self.initial, self.decay = name, tensors, options, initial, decay
         self.values = values  # of a state
+
+    @property
+    def wants_gradient(self) -> bool:
+        return wants_gradient(*self.tensors.values(), self.initial, self.decay)
+
+    @staticmethod
+    def is_shared(group: Any) -> bool:
+        return group is not None and distributed.get_world_size(group) > 1
 
     def results(
         self, group: Any, run: Callable[[Tensor | None], Any], share: Callable[[], Tensor], return_state: bool
     ) -> Any:
-        if group is None or distributed.get_world_size(group) == 1:
-            output, state = run(self.initial)
-        else:
+        if self.is_shared(group):
             by_runs = _untraced_by_runs if torch.compiler.is_compiling() else _by_runs
             output, state = by_runs(self, group, run, share)
+        else:
+            output, state = run(self.initial)
         return (output, state) if return_state else output
 
     def header(self) -> dict[str, Any]:
         """What members must agree on; all but the tokens of their runs."""
-        given = {name: x for name, x in self.tensors.items() if x is not None}
-        header: dict[str, Any] = {name: [str(x.dtype), x.shape[0], "tokens", *x.shape[2:]] for name, x in given.items()}
-        header.update(self.options, initial_state=None if self.initial is None else list(self.initial.shape))
-        header["gradients"] = wants_gradient(*given.values(), *(x for x in self.others if x is not None))
-        return header
+        header: dict[str, Any] = {}
+        for name, x in self.tensors.items():
+            header[name] = None if x is None else [str(x.dtype), *x.shape[:1], "tokens", *x.shape[2:]]
+        for name, x in {"decay": self.decay, "initial_state": self.initial}.items():
+            header[name] = None if x is None else [str(x.dtype), *x.shape]
+        # Of any of them: then every member comes to the exchange of the backward.
+        return {**header, **self.options, "gradients": self.wants_gradient}
 
 
 def _by_runs(
@@ -179,6 +196,7 @@ class _Starts(torch.autograd.Function):
         return _scan(shares, initial, exchange.member)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
         with torch.enable_grad():
@@ -193,10 +211,11 @@ _starts: Any = _Starts.apply
 def _scan(shares: Tensor, initial: Tensor, member: int) -> tuple[Tensor, Tensor]:
     state, values = initial.clone(), initial.shape[-1]
     start = state
-    for i, share in enumerate(shares):
-        if i == member:
-            start = state
-        kept = share[..., values:]
-        is_matrix = kept.shape[-1] == kept.shape[-2]  # of one column both are the same
-        state = share[..., :values] + (kept @ state if is_matrix else kept * state)
+    with torch.autocast(shares.device.type, enabled=False):  # states are sums over all tokens in front
+        for i, share in enumerate(shares):
+            if i == member:
+                start = state
+            kept = share[..., values:]
+            is_matrix = kept.shape[-1] == kept.shape[-2]  # of one column both are the same
+            state = share[..., :values] + (kept @ state if is_matrix else kept * state)
     return start.clone(), state
