@@ -86,8 +86,8 @@ KP_PRIMITIVE void exact_product(const cpu::ProductA& a, const cpu::ProductB& b, 
 // The same of a chunk whose tensors are T: of bf16 operands are rounded to bf16, where the machine multiplies that
 // faster. `steps` are all that there are; sums of tiles begin at even ones.
 template <class T, class StepsOf>
-void product(const Space& s, const cpu::ProductA& a, const cpu::ProductB& b, const cpu::ProductC& c, int64_t rows,
-             int64_t columns, int64_t steps, bool add, const StepsOf& steps_of) {
+void product([[maybe_unused]] const Space& s, const cpu::ProductA& a, const cpu::ProductB& b, const cpu::ProductC& c,
+             int64_t rows, int64_t columns, [[maybe_unused]] int64_t steps, bool add, const StepsOf& steps_of) {
 #if defined(__AVX512BF16__)
   if constexpr (std::is_same_v<T, BFloat16>) {
     auto *a_words = reinterpret_cast<uint32_t*>(s.packed_a), *b_words = reinterpret_cast<uint32_t*>(s.packed_b);
