@@ -15,7 +15,8 @@ DeviceCode generated(const std::string& text, const std::string& entry) {
 }
 
 TEST(HipSources, StandUnderTheNamesOfTheirCounterparts) {
-  const HipClosure sources = hip_closure_of(generated("#include \"kernel_pytorch/cuda/tile/vector.cuh\"\n", "f"));
+  const DeviceCode code = generated("#include \"kernel_pytorch/cuda/tile/vector.cuh\"\n", "f");
+  const HipClosure sources = hip_closure_of(code);  // its texts are the code's
   EXPECT_EQ(sources.missing, "");
   bool has_words = false, has_memory = false;
   for (const EmbeddedSource& file : sources.closure.files) {
