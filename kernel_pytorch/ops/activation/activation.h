@@ -8,7 +8,7 @@
 // on every device. A dropped element is 0, whatever it was.
 //
 // Shapes: x [..., columns] with any strides and any leading shape, bias [columns], residual as x. Types: fp32, bf16,
-// fp16 everywhere, fp64 on the CPU; the bias has x's type or fp32. NaN and infinity propagate as in torch. Empty x is
+// fp16 and fp64; the bias has x's type or fp32. NaN and infinity propagate as in torch. Empty x is
 // legal. All tensors live on the context's device.
 #pragma once
 

@@ -5,7 +5,7 @@
 // probability of keeping it, so the expectation is x. A dropped element is 0, whatever it was (NaN included). p = 1
 // gives zeros. No mask is kept: the gradient of dropout is dropout of the gradient with the same p and seed.
 //
-// Shapes: x [..., columns] with any strides. Types: fp32, bf16, fp16 everywhere, fp64 on the CPU. Empty x is legal.
+// Shapes: x [..., columns] with any strides. Types: fp32, bf16, fp16 and fp64. Empty x is legal.
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
