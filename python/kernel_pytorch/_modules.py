@@ -26,7 +26,11 @@ def has_hooks(module: nn.Module) -> bool:
 def evaluating(module: nn.Module) -> Iterator[None]:
     """All of the module in evaluation mode, and afterwards each part as it was."""
     modes = [(part, part.training) for part in module.modules()]
-    module.eval()
+    try:
+        module.eval()
+    except NotImplementedError:  # by code of torch.export, which has one mode; the parts around it have two
+        for part, _ in modes:
+            part.training = False
     try:
         yield
     finally:

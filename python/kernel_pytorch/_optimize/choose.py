@@ -74,7 +74,7 @@ def proposals(
     for pattern in patterns:
         for path, module in context.model.named_modules():
             call = context.recording.call(path)
-            if call is None or passed_by(context, path):
+            if call is None or passed_by(context, path) or context.recording.has_closed(path):
                 continue
             if budget.is_spent(stage):
                 refused.append(Refusal("", pattern.NAME, budget.reason()))

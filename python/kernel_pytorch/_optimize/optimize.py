@@ -31,13 +31,13 @@ from .patterns import FIRST_PATTERNS, LAST_PATTERNS, LATER_PATTERNS, few_bits, n
 from .patterns.context import Context
 from .pending import forget_first_call
 from .plan import Plan, plan_sites, shares_of
-from .record import record
+from .record import record, why_closed
 from .report import Report
 from .report.collect import collect, collect_nothing
 from .roofs import roofs
 from .run import Sample, gradients_kept, sample_of
 from .runner import working
-from .sites import Proposal, raised
+from .sites import Proposal, Refusal, raised
 from .state import left_as_it_was
 from .together import confirm, try_together
 from .traced.traced import attach
@@ -167,12 +167,14 @@ def _optimize(
     context = Context(inner, goal, accuracy, sample.device, recording, compiled=model is not inner, weights=weights)
     machine = roofs(context.device, sample.dtype)
     step_seconds = _step_seconds(inner, context, sample)
+    if "" in recording.closed:
+        return collect_nothing(model, context, step_seconds, why_closed(recording.closed[""]), sample)
     budget.start(step_seconds)
     if budget.is_too_small and budget.may_take(step_seconds):  # the machine may have been busy with something else
         step_seconds = min(step_seconds, _step_seconds(inner, context, sample))
         budget.start(step_seconds)
     if budget.is_too_small:
-        return collect_nothing(model, context, budget, sample)
+        return collect_nothing(model, context, step_seconds, budget.reason(), sample)
     warm_up()
     budget.start(step_seconds)
     chooser = Chooser(context, changes, budget)
@@ -184,6 +186,8 @@ def _optimize(
     later = _try_patterns(chooser, [one for one in LATER_PATTERNS if one in patterns], machine, say)
     plan.predictions |= later.predictions
     outcome = chooser.outcome
+    for path, compiler in recording.closed.items():
+        outcome.refusals.append(Refusal(path, "every pattern", why_closed(compiler)))
     if not context.compiled and budget.has_time_for("together"):
         note = try_together(chooser, sample, budget.measure_seconds("together"), say)
         plan.notes.extend([note] if note else [])

@@ -6,6 +6,7 @@ chose in a run.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -26,15 +27,49 @@ class Recording:
     counts: dict[str, int] = field(default_factory=dict)
     calls: dict[tuple[Any, ...], Call] = field(default_factory=dict)
     first_apart: str | None = None  # the first path that is called with rows that lie apart
+    closed: dict[str, str] = field(default_factory=dict)  # paths of parts whose code is compiled, and what compiled it
+
+    def has_closed(self, path: str) -> bool:
+        """Whether some of what a module calls is compiled code."""
+        return any(_is_inside(parent, path) for parent in self.closed)
 
     def call(self, path: str) -> Call | None:
         signature = self.signatures.get(path)
         return None if signature is None else self.calls[signature]
 
 
+def compiled_by(module: nn.Module) -> str | None:
+    """What has compiled the module's own code, or None. Nothing in there can be listened to or replaced: torch.jit
+    refuses it, and torch.compile would compile anew for each hook and each replacement until it gives up."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "torch.jit"
+    wrapper = sys.modules.get("torch._dynamo.eval_frame")  # slow to load, and not there before something is compiled
+    if module._compiled_call_impl is not None or (wrapper and isinstance(module, wrapper.OptimizedModule)):
+        return "torch.compile"
+    return None
+
+
+def why_closed(compiler: str) -> str:
+    return f"{compiler} has compiled its code; call kernel_pytorch.optimize first and {compiler} afterwards"
+
+
+def _is_inside(path: str, parent: str) -> bool:
+    return parent in ("", path) or path.startswith(f"{parent}.")
+
+
+def _closed_parts(model: nn.Module) -> dict[str, str]:
+    """By path the outermost parts whose code is compiled, and what compiled it."""
+    found: dict[str, str] = {}
+    for path, module in model.named_modules():
+        compiler = compiled_by(module)
+        if compiler and not any(_is_inside(path, parent) for parent in found):
+            found[path] = compiler
+    return found
+
+
 def record(model: nn.Module, run: Callable[[], object]) -> Recording:
-    """Runs the sample once, listening to every module."""
-    recording = Recording()
+    """Runs the sample once, listening to every module that is not inside compiled code."""
+    recording = Recording(closed=_closed_parts(model))
     handles = []
 
     def listen(path: str) -> Callable[..., None]:
@@ -54,6 +89,8 @@ def record(model: nn.Module, run: Callable[[], object]) -> Recording:
 
     try:
         for path, module in model.named_modules():
+            if any(_is_inside(path, parent) for parent in recording.closed):
+                continue
             handles.append(module.register_forward_pre_hook(listen(path), with_kwargs=True))
         with torch.no_grad():
             run()

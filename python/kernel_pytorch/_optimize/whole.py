@@ -148,7 +148,7 @@ def _time(
                     measured.peaks[name] = (measured.peaks[name] or 0) + held_by_graphs
                     measured.notes.append(f"the memory after includes {held_by_graphs / 2**30:.2f} GiB of CUDA graphs")
                 try:
-                    measured.kernels[name], launches = kernels_of(run, context.device, context.compiled)
+                    measured.kernels[name], launches = kernels_of(run, context.device, context.runs_compiled_code)
                 except Exception as error:  # a profiler or a counter may not know what a model does
                     measured.kernels[name], launches = [], 0
                     measured.notes.append(raised(f"listing the kernels {name}", error))

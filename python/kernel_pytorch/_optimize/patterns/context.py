@@ -40,6 +40,11 @@ class Context:
     def trains(self) -> bool:
         return self.goal == "train"
 
+    @property
+    def runs_compiled_code(self) -> bool:
+        """Whether the model or a part of it is compiled, which a mode around it would compile anew."""
+        return self.compiled or bool(self.recording.closed)
+
 
 def is_plain(module: nn.Module, kind: type[nn.Module] | None = None) -> bool:
     """Whether what the module computes is its class's forward and nothing else: no hooks, no foreign forward."""

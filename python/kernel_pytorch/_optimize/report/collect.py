@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from ... import __version__
-from ..budget import Budget
 from ..choose import Outcome
 from ..measure import Timing
 from ..patterns.context import Context
@@ -65,17 +64,19 @@ def collect(
     }
 
 
-def collect_nothing(model: nn.Module, context: Context, budget: Budget, sample: Sample) -> dict[str, Any]:
-    """The report of a call whose budget was too small for anything: the one run that was timed."""
-    step_us = budget.step_seconds * 1e6
+def collect_nothing(
+    model: nn.Module, context: Context, step_seconds: float, reason: str, sample: Sample
+) -> dict[str, Any]:
+    """The report of a call that could try nothing, with the reason and the one run that was timed."""
+    step_us = step_seconds * 1e6
     once = Timing(step_us, step_us, step_us, 1)
     measured = Measured(
         timings={"before": once, "after": once},
         peaks={"before": None, "after": None},
         launches={"before": None, "after": None},
-        notes=[budget.reason()],
+        notes=[reason],
     )
-    outcome = Outcome(refusals=[Refusal("", "every pattern", budget.reason())])
+    outcome = Outcome(refusals=[Refusal("", "every pattern", reason)])
     return collect(model, context, outcome, Plan(), Tuning(), measured, sample)
 
 

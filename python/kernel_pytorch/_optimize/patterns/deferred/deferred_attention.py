@@ -59,7 +59,7 @@ def _is_autocast() -> bool:
 def _attending(context: Context) -> Counter[nn.Module]:
     """How often each module attends in torch's functions: the innermost that holds all of it."""
     found: Counter[nn.Module] = Counter()
-    if context.compiled or _is_autocast():  # a compiler's backend sees these functions by itself
+    if context.runs_compiled_code or _is_autocast():  # a compiler's backend sees these functions by itself
         return found
     stack: list[nn.Module] = []
 
