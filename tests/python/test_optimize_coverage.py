@@ -133,6 +133,17 @@ def test_norms_of_unusual_names() -> None:
     assert "rms_norm" not in optimized(nn.Sequential(NotQuite(), nn.Linear(SIZE, SIZE)).eval(), torch.randn(5, SIZE))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_norm_without_epsilon_has_torchs_in_every_type(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.RMSNorm(SIZE), nn.RMSNorm(SIZE)).to(dtype).eval()
+    original = copy.deepcopy(model)
+    result = kernel_pytorch.optimize(model, torch.randn(5, SIZE, dtype=dtype), budget_seconds=30, tune="off")
+    assert [one["path"] for one in result.report.data["replacements"]] == ["0", "1"]
+    for other, tolerance in ((dtype, 1e-2), (torch.float64, 1e-12), (torch.bfloat16, 1e-2)):
+        x = (torch.randn(5, SIZE) * 1e-5).to(other)  # rows small enough for the epsilon to count
+        torch.testing.assert_close(model.to(other)(x), original.to(other)(x), rtol=tolerance, atol=0)
+
+
 class SelfAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()

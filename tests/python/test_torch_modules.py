@@ -17,6 +17,7 @@ nn = torch.nn
 PAIRS = [
     (lambda shape, **k: OptimizedRMSNorm(shape, **k), lambda shape, **k: nn.RMSNorm(shape, eps=1e-6, **k), {}),
     (OptimizedRMSNorm, lambda shape, **k: nn.RMSNorm(shape, eps=1e-6, **k), {"elementwise_affine": False}),
+    (lambda shape, **k: OptimizedRMSNorm(shape, eps=None, **k), nn.RMSNorm, {}),
     (OptimizedLayerNorm, nn.LayerNorm, {}),
     (OptimizedLayerNorm, nn.LayerNorm, {"bias": False}),
     (OptimizedLayerNorm, nn.LayerNorm, {"elementwise_affine": False}),

@@ -17,7 +17,7 @@ from .support.declare import backward, differentiable
 def rms_norm(
     x: Tensor,
     weight: Tensor | None = None,
-    eps: float = 1e-6,
+    eps: float | None = 1e-6,
     *,
     residual: None = None,
     weight_offset: float = 0.0,
@@ -30,7 +30,7 @@ def rms_norm(
 def rms_norm(
     x: Tensor,
     weight: Tensor | None = None,
-    eps: float = 1e-6,
+    eps: float | None = 1e-6,
     *,
     residual: Tensor,
     weight_offset: float = 0.0,
@@ -42,7 +42,7 @@ def rms_norm(
 def rms_norm(
     x: Tensor,
     weight: Tensor | None = None,
-    eps: float = 1e-6,
+    eps: float | None = 1e-6,
     *,
     residual: Tensor | None = None,
     weight_offset: float = 0.0,
@@ -54,6 +54,7 @@ def rms_norm(
     Args:
         x: [..., columns], any strides; fp32, bf16, fp16 and fp64.
         weight: [columns], x's type or fp32; ones where absent. A narrower one is widened to x's type.
+        eps: None is the machine epsilon of fp32, of fp64 for fp64, as in torch.
         residual: x's shape. With it, x + residual is normalised, and (output, x + residual) returned, the sum in the
             wider of the two types. If one of the two is fp32, the other may be bf16 or fp16.
         weight_offset: added to the weight, where there is one; 1.0 for models that store weight - 1.
@@ -72,6 +73,8 @@ def rms_norm(
         weight = parameter_for(x, weight)
     if out_dtype is not None:
         check_dtype("rms_norm", "out_dtype", out_dtype)
+    if eps is None:
+        eps = machine_epsilon(x.dtype)
     if activation is not None:
         return _activated_norm(x, weight, eps, weight_offset, activation, out_dtype)
     return _norm(x, weight, eps, weight_offset, out_dtype)
@@ -81,7 +84,7 @@ def add_rms_norm(
     x: Tensor,
     residual: Tensor,
     weight: Tensor | None = None,
-    eps: float = 1e-6,
+    eps: float | None = 1e-6,
     *,
     weight_offset: float = 0.0,
     out_dtype: torch.dtype | None = None,
@@ -96,7 +99,14 @@ def add_rms_norm(
         weight = parameter_for(x, weight)
     if out_dtype is not None:
         check_dtype("rms_norm", "out_dtype", out_dtype)
+    if eps is None:
+        eps = machine_epsilon(x.dtype)
     return _add_norm(x, residual, weight, eps, weight_offset, out_dtype)  # type: ignore[no-any-return]
+
+
+def machine_epsilon(dtype: torch.dtype) -> float:
+    """Of the type in which a norm of `dtype` is computed, which is what torch adds where no eps is given."""
+    return torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps
 
 
 def _activated_gradient(grads: Any, saved: Any, wanted: Any) -> Any:

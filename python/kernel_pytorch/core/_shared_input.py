@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .._ops.matmul import add_product_
+from .._ops.rms_norm import machine_epsilon
 from .._ops.support.autograd import adds_gradients
 from .._ops.support.casting import autocast, parameter_for
 from ..functional import layer_norm, linear, rms_norm
@@ -43,7 +44,7 @@ def linears(
 def rms_norm_through(
     x: Tensor,
     weight: Tensor | None = None,
-    eps: float = 1e-6,
+    eps: float | None = 1e-6,
     weight_offset: float = 0.0,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -52,6 +53,8 @@ def rms_norm_through(
         weight = parameter_for(x, weight)
     if not adds_gradients(x):
         return rms_norm(x, weight, eps, weight_offset=weight_offset, out_dtype=out_dtype), x
+    if eps is None:
+        eps = machine_epsilon(x.dtype)
     return _RmsNorm.apply(x, "rms_norm", (eps, weight_offset, out_dtype), weight)  # type: ignore[no-untyped-call, no-any-return]
 
 

@@ -32,13 +32,13 @@ class OptimizedRMSNorm(nn.RMSNorm):
         weight_offset: added to the weight; 1.0 for models that store weight - 1, whose weight starts at 0.
     """
 
-    eps: float
+    eps: float | None
     weight_offset: float
 
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
-        eps: float = 1e-6,
+        eps: float | None = 1e-6,
         elementwise_affine: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

@@ -151,7 +151,7 @@ def _rms_norm(
 ) -> Tensor:
     if len(normalized_shape) != 1:
         return torch_functional.rms_norm(input, list(normalized_shape), weight, eps)
-    return rms_norm(input, weight, torch.finfo(input.dtype).eps if eps is None else eps)
+    return rms_norm(input, weight, eps)
 
 
 ATTENTION: dict[Any, Any] = {

@@ -133,7 +133,7 @@ class GatedMlp(OfThisProcess):
         """sum + mlp(norm(sum)) of the sum x + residual."""
         gate_up, down = (ready(layer, x, module.training) for layer in (self.gate_up, self.down))
         output, total = fp8_gated_mlp(
-            x, gate_up, down, self.kind, norm_weight=norm.parameters(weights)[0], eps=norm.eps,
+            x, gate_up, down, self.kind, norm_weight=norm.parameters(weights)[0], eps=norm.epsilon(x.dtype),
             residual=residual, weight_offset=norm.offset,
         )  # fmt: skip
         return output + total  # type: ignore[no-any-return]

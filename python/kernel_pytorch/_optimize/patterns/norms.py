@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._modules import HOOKS
+from ..._ops.rms_norm import machine_epsilon
 from ...core._shared_input import layer_norm_through, rms_norm_through
 from ...functional import layer_norm, rms_norm
 from ..changes import SetForward, mark
@@ -37,7 +38,7 @@ class Norm:
     """Which norm a module is. Weights are read from the module when it runs."""
 
     kind: str  # "rms_norm" or "layer_norm"
-    eps: float
+    eps: float | None  # None is torch's: the machine epsilon of the type that it computes in
     offset: float
     weight: str | None  # its name
     bias: str | None
@@ -46,6 +47,9 @@ class Norm:
         """Weight and bias as they are now."""
         weight = None if self.weight is None else getattr(module, self.weight)
         return weight, None if self.bias is None else getattr(module, self.bias)
+
+    def epsilon(self, dtype: torch.dtype) -> float:
+        return machine_epsilon(dtype) if self.eps is None else self.eps
 
     def __call__(self, module: Any, x: Tensor) -> Tensor:
         if isinstance(x, Late):
@@ -58,21 +62,21 @@ class Norm:
         weight, bias = self.parameters(module)
         if self.kind == "rms_norm":
             return rms_norm(x, weight, self.eps, weight_offset=self.offset)
-        return layer_norm(x, weight, bias, self.eps)
+        return layer_norm(x, weight, bias, self.epsilon(x.dtype))
 
     def through(self, module: Any, x: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """(norm(x), x), where the gradient that comes back by the second is added by the norm's backward."""
         weight, bias = self.parameters(module)
         if self.kind == "rms_norm":
             return rms_norm_through(x, weight, self.eps, self.offset, dtype)
-        return layer_norm_through(x, weight, bias, self.eps, dtype)
+        return layer_norm_through(x, weight, bias, self.epsilon(x.dtype), dtype)
 
     def add(self, module: Any, x: Tensor, residual: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """(norm(x + residual), x + residual), one pass; `dtype` is the norm's, where it is not the sum's."""
         weight, bias = self.parameters(module)
         if self.kind == "rms_norm":
             return rms_norm(x, weight, self.eps, residual=residual, weight_offset=self.offset, out_dtype=dtype)
-        return layer_norm(x, weight, bias, self.eps, residual=residual, out_dtype=dtype)
+        return layer_norm(x, weight, bias, self.epsilon(x.dtype), residual=residual, out_dtype=dtype)
 
 
 def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
@@ -96,7 +100,7 @@ def find(context: Context, path: str, module: nn.Module, call: Call) -> Found:
         norm.kind,
         path,
         module,
-        f"{type(module).__name__} (eps {norm.eps:g}{extra})",
+        f"{type(module).__name__} (eps {norm.epsilon(x.dtype):g}{extra})",
         [Way(f"kernel_pytorch {norm.kind}", lambda: SetForward(module, forward))],
         pointwise=True,
     )
@@ -123,20 +127,20 @@ def recognise(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) ->
     like = next(iter(parameters.values()), x)
     if not like.is_floating_point() or like.dtype not in TOLERANCE:
         return None
-    epsilons = _epsilons(module)
+    epsilons: Sequence[float | None] = _epsilons(module)
     if not epsilons:
-        epsilons = [torch.finfo(x.dtype).eps] if isinstance(module, nn.RMSNorm) else list(_USUAL)
+        epsilons = (None,) if isinstance(module, nn.RMSNorm) else _USUAL
     with undisturbed():
         drawn = {name: probe(*p.shape, like=p, seed=i + 1) for i, (name, p) in enumerate(parameters.items())}
         rows = probe(3, x.shape[-1], like=like)
-        inputs = torch.cat([rows, *(rows * epsilon**0.5 for epsilon in epsilons)])
+        inputs = torch.cat([rows, *(rows * (epsilon or machine_epsilon(like.dtype)) ** 0.5 for epsilon in epsilons)])
         try:
             expected = torch.func.functional_call(_bare(module), drawn, (inputs,))
         except Exception:  # a module that is no norm may refuse what it is tried with, in any way
             return None
         if not isinstance(expected, Tensor) or expected.shape != inputs.shape:
             return None
-        for norm in (one for epsilon in epsilons for one in _candidates(float(epsilon), list(drawn))):
+        for norm in (one for epsilon in epsilons for one in _candidates(epsilon, list(drawn))):
             found = norm(SimpleNamespace(**drawn), inputs)
             if row_error(found, expected)[1] <= TOLERANCE[like.dtype]:
                 return norm
@@ -152,7 +156,7 @@ def _bare(module: nn.Module) -> nn.Module:
     return bare
 
 
-def _candidates(epsilon: float, names: list[str]) -> list[Norm]:
+def _candidates(epsilon: float | None, names: list[str]) -> list[Norm]:
     """Every norm that parameters of these names may belong to."""
     if not names:
         return [Norm("layer_norm", epsilon, 0.0, None, None), Norm("rms_norm", epsilon, 0.0, None, None)]
