@@ -154,7 +154,8 @@ struct Field {
   int8_t when = -1;
   int8_t in_place = -1;
 
-  constexpr bool is_tensor() const { return kind == FieldKind::kTensor; }
+  // Not a member that the op does not have: that may be of any type.
+  constexpr bool is_tensor() const { return kind == FieldKind::kTensor && role != FieldRole::kUnused; }
   constexpr bool is_updated() const { return role == FieldRole::kUpdated || role == FieldRole::kOptionalUpdated; }
   constexpr bool is_optional() const {
     return role == FieldRole::kOptionalInput || role == FieldRole::kOptionalUpdated;

@@ -167,6 +167,18 @@ TEST(Supports, EveryKernelAnswersWithYesOrAReason) {
   }
 }
 
+// A member that an op does not have may be of any type: read as a tensor, it sent calls of norms in bf16 to the host.
+TEST(Declarations, NoTensorIsPresentBeforeOneIsGiven) {
+  for (const registry::Declaration& declaration : declarations()) {
+    void* arguments = const_cast<void*>(declaration.defaults());
+    for (const Field& field : declaration.fields.all) {
+      if (!field.is_tensor()) continue;
+      EXPECT_FALSE(field.tensor(arguments).is_present()) << declaration.name << ": " << field.name;
+      EXPECT_EQ(field.tensor(arguments).data, nullptr) << declaration.name << ": " << field.name;
+    }
+  }
+}
+
 TEST(Supports, AVendorsKernelIsFasterThanAFallback) {
   const AnyOperation& matmul = *find_operation("matmul");
   const auto first = [&](DType dtype) {

@@ -22,7 +22,7 @@ Role role_of(const Fields& fields, const Field& field, const void* problem) {
 }
 
 bool has_tensors(const Field& field) {
-  return field.role != FieldRole::kUnused && (field.is_tensor() || field.kind == FieldKind::kTensorList);
+  return field.is_tensor() || field.kind == FieldKind::kTensorList;
 }
 
 tuning::FieldName key_name(const Field& field) {
@@ -173,7 +173,7 @@ void shrink_fields(const Fields& fields, void* problem, int64_t elements, std::s
   std::vector<int64_t*> sizes;  // of that dimension, in all tensors
   int64_t most = 1, widest = 1;
   for (const Field& field : fields.all) {
-    if (!field.is_tensor() || field.role == FieldRole::kUnused || !field.tensor(problem).is_present()) continue;
+    if (!field.is_tensor() || !field.tensor(problem).is_present()) continue;
     TensorView& view = field.tensor(problem);
     const Shape* shape =
         field.like >= 0 ? picked_shape(fields, fields[field.like], problem) : picked_shape(fields, field, problem);
@@ -194,14 +194,14 @@ void shrink_fields(const Fields& fields, void* problem, int64_t elements, std::s
   // What is computed of that dimension follows.
   DimensionSizes after(fields);
   for (const Field& field : fields.all) {
-    if (field.is_tensor() && field.role != FieldRole::kUnused) after.bind(field, field.tensor(problem), problem);
+    if (field.is_tensor()) after.bind(field, field.tensor(problem), problem);
   }
   for (size_t i = 0; i < fields.dimensions.size(); ++i) {
     const int8_t option = fields.dimensions[i].option;
     if (option >= 0) after.set(static_cast<int>(i), fields[option].value<int64_t>(problem));
   }
   for (const Field& field : fields.all) {
-    const bool is_tensor = field.is_tensor() && field.role != FieldRole::kUnused && field.tensor(problem).is_present();
+    const bool is_tensor = field.is_tensor() && field.tensor(problem).is_present();
     const Shape* shape = is_tensor ? picked_shape(fields, field, problem) : nullptr;
     for (int i = 0; shape != nullptr && shape->rank == field.tensor(problem).rank && i < shape->rank; ++i) {
       const int16_t dimension = shape->dimensions[static_cast<size_t>(i)];
