@@ -19,6 +19,8 @@ from kernel_pytorch import functional as F  # noqa: E402
 
 FAR = 2**62
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+# Few queries with a mask and without one are two kernels; that of AMX rounds probabilities to bf16.
+ROUNDINGS = {torch.bfloat16: {"rtol": 1.6e-2, "atol": 2**-7}}
 
 
 def outputs_and_gradients(tensors, **options):
