@@ -6,7 +6,7 @@ BUILD := build
 # torch's oneDNN dies on some virtual machines that show AMX (see docs/setup.md); tests do not depend on it.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: help arm64 build run test test-cpp test-python test-isa test-docs fuzz zoo bench compiled format lint site wheel asan tsan clean setup setup-ci
+.PHONY: help arm64 build run test test-cpp test-python test-isa test-docs fuzz zoo bench compiled format lint site wheel wheel-arm64 asan tsan clean setup setup-ci
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -78,6 +78,11 @@ site: build setup-ci  ## the documents and the docstrings as HTML in build/site
 wheel: setup-ci  ## a manylinux wheel in dist/
 	@tools/wheel dist
 
+wheel-arm64: setup-ci  ## a wheel for arm64 in dist/, cross-compiled; its program runs under qemu
+	@tools/setup --arm64
+	@tools/wheel dist --arm64
+	@$(PYTHON) -m pytest -q tests/installed/test_wheel_arm64.py -m wheel
+
 asan: setup  ## C++ tests under AddressSanitizer and UBSan
 	@tools/sanitize address,undefined build-asan
 
@@ -88,4 +93,4 @@ arm64:  ## the core and its C++ tests cross-compiled for arm64 and run under qem
 	@tools/setup --arm64 && tools/test_arm64 build-arm64
 
 clean:  ## remove what was built (.venv stays)
-	@rm -rf build build-asan build-tsan build-wheel build-arm64 dist
+	@rm -rf build build-asan build-tsan build-wheel build-wheel-arm64 build-arm64 dist

@@ -33,8 +33,19 @@ set_source_files_properties(kernel_pytorch/torch/built_with.cpp PROPERTIES COMPI
                             "KP_VERSION=\"${PROJECT_VERSION}\";KP_TORCH_VERSION=\"${torch_version}\"" SKIP_PRECOMPILE_HEADERS ON)
 target_compile_definitions(kernel_pytorch_torch PRIVATE TORCH_TARGET_VERSION=0x020b000000000000 TORCH_STABLE_ONLY)
 # libtorch_cpu carries the whole stable ABI in every build of torch; libtorch_cuda is looked up at run time instead.
-target_link_libraries(kernel_pytorch_torch PRIVATE kernel_pytorch ${KP_TORCH_DIR}/lib/libtorch_cpu.so ${CMAKE_DL_LIBS})
+target_link_libraries(kernel_pytorch_torch PRIVATE kernel_pytorch ${CMAKE_DL_LIBS})
+if(CMAKE_CROSSCOMPILING)
+  # The headers are the same everywhere; the library of this machine's torch is not the target's. An empty one of its name
+  # leaves the adapter asking for the real one, whose symbols the stable ABI fixes.
+  file(WRITE ${CMAKE_BINARY_DIR}/empty.cpp "")
+  add_library(empty_torch_cpu SHARED ${CMAKE_BINARY_DIR}/empty.cpp)
+  set_target_properties(empty_torch_cpu PROPERTIES OUTPUT_NAME torch_cpu LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/empty)
+  target_link_libraries(kernel_pytorch_torch PRIVATE -Wl,--no-as-needed empty_torch_cpu -Wl,--as-needed)
+else()
+  target_link_libraries(kernel_pytorch_torch PRIVATE ${KP_TORCH_DIR}/lib/libtorch_cpu.so)
+  target_link_options(kernel_pytorch_torch PRIVATE -Wl,--no-undefined)
+endif()
 target_precompile_headers(kernel_pytorch_torch PRIVATE kernel_pytorch/torch/call.h)
-target_link_options(kernel_pytorch_torch PRIVATE -Wl,--as-needed -Wl,--no-undefined -Wl,--gc-sections)
+target_link_options(kernel_pytorch_torch PRIVATE -Wl,--as-needed -Wl,--gc-sections)
 # torch is in the process before this library is loaded, so the loader only has to find the core next to it.
 set_target_properties(kernel_pytorch_torch PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN")

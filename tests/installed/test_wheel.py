@@ -31,7 +31,7 @@ assert "torch" not in sys.modules
 
 @pytest.fixture(scope="session")
 def wheel() -> Path:
-    found = sorted((ROOT / "dist").glob("kernel_pytorch-*.whl"))
+    found = sorted((ROOT / "dist").glob("kernel_pytorch-*_x86_64.whl"))
     if not found:
         pytest.skip("no wheel in dist/: run `make wheel`")
     return found[-1]
