@@ -31,6 +31,10 @@ bool has(const CudaCapability& row, CudaFeature feature) {
   return false;
 }
 
+CudaCapability row_of(const DeviceInfo& device) {
+  return device.is_amd() ? kAmdGpu : cuda_capability(device.cuda.capability());
+}
+
 }  // namespace
 
 CudaCapability cuda_capability(int number) {
@@ -46,16 +50,17 @@ CudaCapability cuda_capability(int number) {
 }
 
 int most_cluster_blocks(const DeviceInfo& device) {
-  return cuda_capability(device.cuda.capability()).cluster_blocks;
+  return row_of(device).cluster_blocks;
 }
 
 bool has_feature(const DeviceInfo& device, CudaFeature feature) {
-  return device.is_cuda() && has(cuda_capability(device.cuda.capability()), feature);
+  return device.is_cuda() && has(row_of(device), feature);
 }
 
 const char* feature_obstacle(const DeviceInfo& device, CudaFeature feature) {
   if (!device.is_cuda()) return "runs on CUDA devices only";
   if (has_feature(device, feature)) return nullptr;
+  if (device.is_amd()) return "needs instructions of NVIDIA's newer GPUs that AMD's have no form of";
   switch (feature) {
     case CudaFeature::kMma:
       return "needs compute capability 8.0 or newer";
@@ -85,7 +90,7 @@ int pretended_capability() {
 }
 
 void pretend(DeviceInfo& device) {
-  if (pretended == 0 || !device.is_cuda() || device.device.index >= kDevices) return;
+  if (pretended == 0 || !device.is_cuda() || device.is_amd() || device.device.index >= kDevices) return;
   actual[device.device.index] = device.cuda.capability();
   const CudaCapability row = cuda_capability(pretended);
   const auto lower = [](int64_t& bytes, int kib) { bytes = std::min<int64_t>(bytes, int64_t{kib} << 10); };
