@@ -121,7 +121,7 @@ def cuda_absence() -> str:
 
 
 def has_amd_kernels() -> bool:
-    """Whether KERNEL_PYTORCH_AMD=1 asks for the library's kernels on AMD's GPUs; no driver is started for the answer."""
+    """Whether KERNEL_PYTORCH_AMD=1 asks for the library's kernels on AMD's GPUs; this starts no driver."""
     options = _library.call("options", has_request=False)["options"]
     return any(option["variable"] == "KERNEL_PYTORCH_AMD" and option["value"] == "1" for option in options)
 
