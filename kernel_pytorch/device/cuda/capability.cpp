@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/options.h"
 
 namespace kernel_pytorch {
 namespace {
@@ -82,6 +83,7 @@ void set_pretended_capability(int number) {
   const auto is_row = [&](const CudaCapability& row) { return row.number == number; };
   KP_CHECK(number == 0 || std::any_of(std::begin(kCudaCapabilities), std::end(kCudaCapabilities), is_row),
            "capability: ", number, " is none that is known; use 80, 86, 89, 90, 100 or 120");
+  KP_CHECK(number == 0 || !options().amd, "capability: KERNEL_PYTORCH_AMD=1 is set, and an AMD GPU is no sm_", number);
   pretended = number;
 }
 

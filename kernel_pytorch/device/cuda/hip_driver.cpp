@@ -3,14 +3,13 @@
 #include <dlfcn.h>
 #include <elf.h>
 
-#include <algorithm>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "kernel_pytorch/base/options.h"
 
@@ -19,7 +18,7 @@ struct ihipModule_t;
 namespace kernel_pytorch::cuda_device {
 namespace {
 
-constexpr Result kNotFound = 500, kNotSupported = 801;
+constexpr Result kInvalidValue = 1, kNotFound = 500, kNotSupported = 801;
 
 // X(member, symbol, parameters)
 #define KP_HIP_FUNCTIONS(X)                                                                                       \
@@ -108,10 +107,13 @@ CUctx_st* context_of(int device) {
 int device_of(CUctx_st* context) {
   return static_cast<int>(reinterpret_cast<intptr_t>(context) - 1);
 }
-std::vector<int>& devices_before() {  // pushes, of this thread
-  static thread_local std::vector<int> devices;
-  return devices;
-}
+// Devices that were current before this thread's pushes. Without a destructor: memory is released by static objects
+// too.
+struct Pushes {
+  int before[16];
+  size_t count;
+};
+constinit thread_local Pushes pushes{};
 
 Result primary_context_retain(CUctx_st** context, int device) {
   *context = context_of(device);
@@ -126,19 +128,17 @@ Result context_current(CUctx_st** context) {
 }
 
 Result context_push(CUctx_st* context) {
-  int before = 0;
-  if (const Result result = hip.get_device(&before); result != kSuccess) return result;
+  if (pushes.count == std::size(pushes.before)) return kInvalidValue;
+  if (const Result result = hip.get_device(&pushes.before[pushes.count]); result != kSuccess) return result;
   if (const Result result = hip.set_device(device_of(context)); result != kSuccess) return result;
-  devices_before().push_back(before);
+  ++pushes.count;
   return kSuccess;
 }
 
 Result context_pop(CUctx_st** context) {
   const Result result = context_current(context);
   if (result != kSuccess) return result;
-  const int before = devices_before().back();
-  devices_before().pop_back();
-  return hip.set_device(before);
+  return hip.set_device(pushes.before[--pushes.count]);
 }
 
 // A module of HIP's is loaded on one device: the code is kept, and loaded on each at its first function there.
