@@ -15,3 +15,6 @@ foreach(library emulated_cuda emulated_nvrtc)
   target_link_libraries(${library} PRIVATE ${CMAKE_DL_LIBS} Threads::Threads)
   target_link_options(${library} PRIVATE -Wl,--no-undefined)
 endforeach()
+# The same library is the HIP of an emulated AMD GPU.
+add_custom_command(TARGET emulated_cuda POST_BUILD
+  COMMAND ${CMAKE_COMMAND} -E create_symlink libcuda.so.1 ${emulated_directory}/libamdhip64.so)

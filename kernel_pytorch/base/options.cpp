@@ -21,6 +21,7 @@ constexpr std::string_view kCubinMegabytes = "KERNEL_PYTORCH_CUBIN_CACHE_MB";
 constexpr std::string_view kThreads = "KERNEL_PYTORCH_THREADS";
 constexpr std::string_view kAutotune = "KERNEL_PYTORCH_AUTOTUNE";
 constexpr std::string_view kDisableCuda = "KERNEL_PYTORCH_DISABLE_CUDA";
+constexpr std::string_view kAmd = "KERNEL_PYTORCH_AMD";
 constexpr std::string_view kCheck = "KERNEL_PYTORCH_CHECK";
 constexpr std::string_view kPython = "KERNEL_PYTORCH_PYTHON";
 constexpr std::string_view kNoColor = "NO_COLOR";
@@ -95,6 +96,7 @@ Options read_environment() {
       .threads = static_cast<int>(read_number(kThreads, 0, 4096)),
       .autotune = read_switch(kAutotune),
       .disable_cuda = read_switch(kDisableCuda),
+      .amd = read_switch(kAmd),
       .check_values = read_switch(kCheck),
       .no_color = read(kNoColor).has_value(),
   };
@@ -133,6 +135,8 @@ std::vector<OptionDescription> describe_options() {
           "threads of the library's own pool; 0: one per physical core, within the quota"),
       row(kAutotune, now.autotune ? "1" : "0", "1: measure every new problem at its first call"),
       row(kDisableCuda, now.disable_cuda ? "1" : "0", "1: behave as on a machine without a GPU"),
+      row(kAmd, now.amd ? "1" : "0",
+          "1: run kernels on AMD GPUs, by libamdhip64; compiled and emulated, never run on hardware"),
       row(kCheck, now.check_values ? "1" : "0",
           "1: check offsets of packed sequences on a GPU too, which waits for it"),
       row(kNvrtc, now.nvrtc_library, "path of the libnvrtc to use; empty: search"),

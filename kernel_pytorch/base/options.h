@@ -22,6 +22,7 @@ struct Options {
   int threads;                    // KERNEL_PYTORCH_THREADS: of the library's own pool; 0: one per core allowed
   bool autotune;                  // KERNEL_PYTORCH_AUTOTUNE=1: tune on first sight of a problem
   bool disable_cuda;              // KERNEL_PYTORCH_DISABLE_CUDA=1: behave as on a machine without a GPU
+  bool amd;                       // KERNEL_PYTORCH_AMD=1: GPUs are AMD's, by libamdhip64; never run on hardware
   bool check_values;              // KERNEL_PYTORCH_CHECK=1: read offsets on a GPU back and check them, at every call
   bool no_color;                  // NO_COLOR set to anything
 };

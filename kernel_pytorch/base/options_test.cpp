@@ -45,6 +45,7 @@ TEST(Options, ReadsEveryVariable) {
                         {"KERNEL_PYTORCH_THREADS", "5"},
                         {"KERNEL_PYTORCH_AUTOTUNE", "1"},
                         {"KERNEL_PYTORCH_DISABLE_CUDA", "true"},
+                        {"KERNEL_PYTORCH_AMD", "1"},
                         {"KERNEL_PYTORCH_CHECK", "1"},
                         {"NO_COLOR", "x"}};
   const Options read = read_environment();
@@ -57,6 +58,7 @@ TEST(Options, ReadsEveryVariable) {
   EXPECT_EQ(read.threads, 5);
   EXPECT_TRUE(read.autotune);
   EXPECT_TRUE(read.disable_cuda);
+  EXPECT_TRUE(read.amd);
   EXPECT_TRUE(read.check_values);
   EXPECT_TRUE(read.no_color);
 }
@@ -130,7 +132,7 @@ TEST(Options, DescriptionNamesEachVariableOnceWithItsValue) {
       EXPECT_TRUE(row.from_environment);
     }
   }
-  EXPECT_EQ(seen.size(), 13u);
+  EXPECT_EQ(seen.size(), 14u);
 }
 
 std::mutex heard_mutex;

@@ -37,7 +37,8 @@ Json report_cpu(const CpuInfo& cpu) {
 }
 
 Json report_cuda(const CudaInfo& cuda) {
-  return {{"compute_capability", {cuda.compute_major, cuda.compute_minor}},
+  return {{"gfx", cuda.gfx},
+          {"compute_capability", {cuda.compute_major, cuda.compute_minor}},
           {"multiprocessors", cuda.multiprocessors},
           {"l2_bytes", cuda.l2_bytes},
           {"shared_bytes_per_block", cuda.shared_bytes_per_block},

@@ -106,10 +106,10 @@ void print_compiled(const CompileArguments& arguments, const std::vector<jit::Co
         failed ? paint(Color::kRed, "✗") : paint(Color::kGreen, "✓"), compiled.size(), arguments.architecture, seconds,
         bytes_text(static_cast<int64_t>(bytes)), flawed);
   if (compiled.empty()) return;
-  if (jit::is_amd(arguments.architecture)) {
-    print("{}: compiled, never run on hardware; this library launches none of it\n", arguments.output);
-  } else if (arguments.source.empty()) {
-    print("use it with: export KERNEL_PYTORCH_BUNDLE={}\n", arguments.output);
+  if (arguments.source.empty()) {
+    const bool is_amd = jit::is_amd(arguments.architecture);
+    print("use it with: export {}KERNEL_PYTORCH_BUNDLE={}{}\n", is_amd ? "KERNEL_PYTORCH_AMD=1 " : "", arguments.output,
+          is_amd ? " (compiled and emulated, never run on hardware)" : "");
   } else {
     print("{}: {} registers, function {}\n", arguments.output, compiled[0].registers, compiled[0].lowered_name);
   }
@@ -155,7 +155,8 @@ void add_compile(Command root) {
   auto arguments = std::make_shared<CompileArguments>();
   command.text("op", arguments->op, "an op, or the start of its name")
       .flag("--all", arguments->every_op, "every op")
-      .text("--arch", arguments->architecture, "as sm_90a, sm_80; gfx90a for AMD: compiled, never run", Need::kRequired)
+      .text("--arch", arguments->architecture, "as sm_90a, sm_80; gfx90a for AMD: never run on hardware",
+            Need::kRequired)
       .text("--output", arguments->output, "folder for the bundle; with --source the cubin's file", Need::kRequired)
       .text("--source", arguments->source,
             "a CUDA C++ file of your own instead of an op; it may include our primitives")

@@ -15,7 +15,7 @@ std::string details_of(const DeviceInfo& device) {
                   device.cpu.cores, device.cpu.cores == 1 ? "" : "s", bytes_text(device.cpu.l2_bytes),
                   bytes_text(device.cpu.l3_bytes));
   }
-  return format("sm_{}, {} multiprocessors, L2 {}, driver {}.{}", device.cuda.capability(), device.cuda.multiprocessors,
+  return format("{}, {} multiprocessors, L2 {}, driver {}.{}", device.cuda.architecture(), device.cuda.multiprocessors,
                 bytes_text(device.cuda.l2_bytes), device.cuda.driver_version / 1000,
                 device.cuda.driver_version % 1000 / 10);
 }

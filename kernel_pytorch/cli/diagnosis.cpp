@@ -76,20 +76,21 @@ void look_at_cpu(std::vector<Finding>& findings) {
        format("export {}={}", kOneDnnVariable, kOneDnnCure)});
 }
 
+// Whether there is one for NVRTC and a torch for CUDA.
 bool look_at_cuda(std::vector<Finding>& findings) {
   bool found = false;
   for (const DeviceInfo& device : devices()) {
     if (!device.is_cuda()) continue;
     found = true;
     findings.push_back({"CUDA", Health::kGood,
-                        format("{}: {}, sm_{}, {} multiprocessors, {}, L2 {}, driver {}.{}", to_string(device.device),
-                               device.name, device.cuda.capability(), device.cuda.multiprocessors,
+                        format("{}: {}, {}, {} multiprocessors, {}, L2 {}, driver {}.{}", to_string(device.device),
+                               device.name, device.cuda.architecture(), device.cuda.multiprocessors,
                                bytes_text(device.memory_bytes), bytes_text(device.cuda.l2_bytes),
                                device.cuda.driver_version / 1000, device.cuda.driver_version % 1000 / 10),
                         ""});
   }
   if (!found) findings.push_back({"CUDA", Health::kNote, cuda_absence(), ""});
-  return found;
+  return found && !options().amd;
 }
 
 void look_at_nvrtc(std::vector<Finding>& findings, bool has_cuda) {
@@ -106,14 +107,16 @@ void look_at_nvrtc(std::vector<Finding>& findings, bool has_cuda) {
       {"NVRTC", has_cuda ? Health::kProblem : Health::kNote, nvrtc.absence, has_cuda ? "pip install " + package : ""});
 }
 
-// AMD's kernels are compiled ahead of time only; no kernel of this library runs on such a GPU.
 void look_at_hiprtc(std::vector<Finding>& findings) {
   const jit::HiprtcInfo& hiprtc = jit::hiprtc_info();
-  const std::string state = "`kpt compile --arch gfx90a`: compiled, never run on hardware";
-  findings.push_back({"AMD", Health::kNote,
-                      hiprtc.found ? format("HIPRTC {} ({}) for {}", hiprtc.version, without_home(hiprtc.path), state)
-                                   : format("{}; it is for {}", hiprtc.absence, state),
-                      ""});
+  const std::string state = options().amd ? "KERNEL_PYTORCH_AMD=1 runs kernels on AMD GPUs"
+                                          : "KERNEL_PYTORCH_AMD=1 would run kernels on AMD GPUs";
+  findings.push_back(
+      {"AMD", Health::kNote,
+       format("{}; {}: compiled and emulated, never run on hardware",
+              hiprtc.found ? format("HIPRTC {} ({})", hiprtc.version, without_home(hiprtc.path)) : hiprtc.absence,
+              state),
+       ""});
 }
 
 void look_at_caches(std::vector<Finding>& findings) {

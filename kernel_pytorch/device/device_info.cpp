@@ -17,15 +17,9 @@ std::string bytes_text(int64_t bytes) {
 
 // What a measurement depends on and nothing that changes by itself: no clocks, no free memory, no index.
 void set_fingerprint(DeviceInfo& info) {
-  if (info.is_cpu()) {
-    const CpuInfo& cpu = info.cpu;
-    info.fingerprint = concat(info.name, "|", name_of(cpu.isa), "|L1 ", bytes_text(cpu.l1_data_bytes), " L2 ",
-                              bytes_text(cpu.l2_bytes), " L3 ", bytes_text(cpu.l3_bytes), "|", cpu.cores, " cores");
-  } else {
-    const CudaInfo& cuda = info.cuda;
-    info.fingerprint = concat(info.name, "|sm_", cuda.capability(), "|", cuda.multiprocessors, " SMs|",
-                              bytes_text(info.memory_bytes), "|driver ", cuda.driver_version / 1000);
-  }
+  const CpuInfo& cpu = info.cpu;
+  info.fingerprint = concat(info.name, "|", name_of(cpu.isa), "|L1 ", bytes_text(cpu.l1_data_bytes), " L2 ",
+                            bytes_text(cpu.l2_bytes), " L3 ", bytes_text(cpu.l3_bytes), "|", cpu.cores, " cores");
   info.fingerprint_hash = hash_text(info.fingerprint);
 }
 
@@ -53,7 +47,6 @@ Found find_devices() {
   }
   for (DeviceInfo& info : cuda_device::detect(found.cuda_absence)) {
     info.cpu = cpu_info().cpu;
-    set_fingerprint(info);
     found.devices.push_back(std::move(info));
   }
   return found;

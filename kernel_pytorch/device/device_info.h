@@ -39,8 +39,10 @@ struct CudaInfo {
   int clock_khz = 0;
   int memory_clock_khz = 0;
   int memory_bus_bits = 0;
-  int driver_version = 0;                                                // 13000 for 13.0
+  int driver_version = 0;  // 13000 for 13.0; HIP's for an AMD GPU
+  std::string gfx{};       // "gfx90a": an AMD GPU, whose compute capability is 0.0
   int capability() const { return compute_major * 10 + compute_minor; }  // 90 for an H200
+  std::string architecture() const { return gfx.empty() ? "sm_" + std::to_string(capability()) : gfx; }
 };
 
 struct DeviceInfo {
@@ -52,7 +54,8 @@ struct DeviceInfo {
   std::string fingerprint;  // "NVIDIA H200|sm_90|132 SMs|139 GiB|driver 13"; "cpu name|v4|caches|cores"
   uint64_t fingerprint_hash = 0;
   bool is_cpu() const { return device.kind == DeviceKind::kCpu; }
-  bool is_cuda() const { return device.kind == DeviceKind::kCuda; }
+  bool is_cuda() const { return device.kind == DeviceKind::kCuda; }  // AMD's GPUs too, as torch calls them
+  bool is_amd() const { return !cuda.gfx.empty(); }
 };
 
 // The CPU first, then every CUDA device. Found once per process; references stay valid for good.

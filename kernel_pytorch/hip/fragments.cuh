@@ -1,5 +1,6 @@
 // Products of matrix fragments by multiplications of single numbers. AMD's matrix instructions (MFMA) are instructions
-// of a whole wave: they would join two warps, which here may be at different places. So this is what plain FMA can do.
+// of a whole wave: they would join two warps, which here may be at different places (GEMM's are not: hip/tile). So this
+// is what plain FMA can do.
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"

@@ -1,5 +1,5 @@
 // The words of CUDA C++ that HIP lacks or means otherwise, for AMD GPUs with waves of 64 lanes. jit puts this file in
-// front of a kernel's source, and takes hip/ptx where the source includes cuda/ptx.
+// front of a kernel's source, and takes hip/ptx where the source includes cuda/ptx, and what hip/tile has of cuda/tile.
 //
 // A warp is 32 lanes: one half of a wave. Halves share a program counter, so that one half may not wait for the other;
 // words whose PTX form does so (mbarriers, most numbered barriers) are missing here, and a kernel that calls one does
@@ -69,6 +69,27 @@ __device__ __forceinline__ void synchronise_wave() {
   __builtin_amdgcn_wave_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
+
+// Sixteen rows by 16 of k, times 16 columns: lane l has four of k, from l / 16 * 4 on, of row (column) l % 16 of both,
+// and rows l / 16 * 4 to + 3 of column l % 16 of the sums.
+#if defined(__gfx90a__) || defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__) || defined(__gfx950__)
+#define KP_HAS_MFMA 1
+using Floats4 = __attribute__((ext_vector_type(4))) float;
+__device__ __forceinline__ void mfma_16x16x16_f32_bf16(float (&sum)[4], unsigned long long a, unsigned long long b) {
+  using Shorts4 = __attribute__((ext_vector_type(4))) short;
+  Floats4 sums = {sum[0], sum[1], sum[2], sum[3]};
+  sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(Shorts4, a), __builtin_bit_cast(Shorts4, b), sums,
+                                                   0, 0, 0);
+  sum[0] = sums[0], sum[1] = sums[1], sum[2] = sums[2], sum[3] = sums[3];
+}
+__device__ __forceinline__ void mfma_16x16x16_f32_f16(float (&sum)[4], unsigned long long a, unsigned long long b) {
+  using Halves4 = __attribute__((ext_vector_type(4))) _Float16;
+  Floats4 sums = {sum[0], sum[1], sum[2], sum[3]};
+  sums = __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(Halves4, a), __builtin_bit_cast(Halves4, b), sums, 0,
+                                               0, 0);
+  sum[0] = sums[0], sum[1] = sums[1], sum[2] = sums[2], sum[3] = sums[3];
+}
+#endif
 
 }  // namespace kernel_pytorch::hip
 

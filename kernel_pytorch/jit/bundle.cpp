@@ -22,6 +22,11 @@ void write_or_fail(const std::string& path, std::string_view bytes) {
   if (!write_file_atomically(path, bytes, problem)) fail(ErrorCode::kDevice, "jit: writing the bundle: ", problem);
 }
 
+// What a device will ask for: generic code does not carry the "a".
+std::string target_of(const DeviceCode& code, const std::string& architecture) {
+  return is_amd(architecture) ? architecture : architecture_for(code, capability_of(architecture));
+}
+
 }  // namespace
 
 std::string obstacle(const DeviceCode& code, const std::string& architecture) {
@@ -45,14 +50,7 @@ bool can_run(const DeviceCode& code, const std::string& architecture) {
 }
 
 std::string bundle_key(const DeviceCode& code, const std::string& architecture) {
-  if (is_amd(architecture)) {
-    Fnv128 hash;
-    hash.add_part(hip_closure_of(code).closure.hash).add_part(code.entry);
-    for (const std::string& option : hip_compile_options(architecture)) hash.add_part(option);
-    return hash.hex();
-  }
-  // The name that a device will look for: generic code does not carry the "a".
-  return content_key(code, architecture_for(code, capability_of(architecture)));
+  return content_key(code, target_of(code, architecture));
 }
 
 CompiledKernel compile(const DeviceCode& code, const std::string& architecture) {
@@ -62,10 +60,6 @@ CompiledKernel compile(const DeviceCode& code, const std::string& architecture) 
 std::vector<CompiledKernel> write_bundle(const std::vector<DeviceCode>& codes, const std::string& architecture,
                                          const std::string& directory,
                                          void (*progress)(const CompiledKernel&, int done, int total)) {
-  const std::string ending = is_amd(architecture) ? ".hsaco" : ".cubin";
-  const auto target_of = [&](const DeviceCode& code) {
-    return is_amd(architecture) ? architecture : architecture_for(code, capability_of(architecture));
-  };
   std::vector<DeviceCode> wanted;
   for (const DeviceCode& code : codes) {
     if (can_run(code, architecture) && std::find(wanted.begin(), wanted.end(), code) == wanted.end()) {
@@ -89,19 +83,17 @@ std::vector<CompiledKernel> write_bundle(const std::vector<DeviceCode>& codes, c
   std::mutex progress_mutex;
   int done = 0;
   parallel_for(&cpu_device::own_threads(), static_cast<int64_t>(wanted.size()), [&](int64_t i) {
-    compiled[i] = compile(wanted[i], target_of(wanted[i]));
+    compiled[i] = compile(wanted[i], target_of(wanted[i], architecture));
     compiled[i].key = bundle_key(wanted[i], architecture);
-    // An AMD code object as it is: nothing of this library loads one, other programs may.
     const CubinFile file{compiled[i].entry, compiled[i].lowered_name, compiled[i].cubin};
-    write_or_fail(concat(directory, "/", compiled[i].key, ending),
-                  is_amd(architecture) ? compiled[i].cubin : encode_cubin_file(file));
+    write_or_fail(concat(directory, "/", compiled[i].key, ".cubin"), encode_cubin_file(file));
     const std::lock_guard lock(progress_mutex);
     ++done;
     if (progress != nullptr) progress(compiled[i], done, static_cast<int>(wanted.size()));
   });
   std::string index = "file\tarchitecture\tregisters\tspill_bytes\tprivate_bytes\tsource\tentry\n";
   for (size_t i = 0; i < wanted.size(); ++i) {
-    index += concat(compiled[i].key, ending, "\t", target_of(wanted[i]), "\t", compiled[i].registers, "\t",
+    index += concat(compiled[i].key, ".cubin\t", target_of(wanted[i], architecture), "\t", compiled[i].registers, "\t",
                     compiled[i].spill_bytes, "\t", compiled[i].private_bytes, "\t", wanted[i].source, "\t",
                     wanted[i].entry, "\n");
   }

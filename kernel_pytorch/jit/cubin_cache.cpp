@@ -17,8 +17,10 @@
 #include "kernel_pytorch/base/options.h"
 #include "kernel_pytorch/base/private_files.h"
 #include "kernel_pytorch/jit/file_lock.h"
+#include "kernel_pytorch/jit/hiprtc.h"
 #include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/jit/nvrtc.h"
+#include "kernel_pytorch/jit/sources.h"
 
 namespace kernel_pytorch::jit {
 namespace {
@@ -119,9 +121,13 @@ std::optional<CubinFile> read_checked(const std::string& path, const std::string
 }  // namespace
 
 std::string content_key(const DeviceCode& code, const std::string& architecture) {
+  const bool amd = is_amd(architecture);
   Fnv128 hash;
-  hash.add_number(kCubinFormatVersion).add_part(closure_of(code).hash).add_part(code.entry);
-  for (const std::string& option : compile_options(architecture)) hash.add_part(option);
+  hash.add_number(kCubinFormatVersion).add_part(amd ? hip_closure_of(code).closure.hash : closure_of(code).hash);
+  hash.add_part(code.entry);
+  for (const std::string& option : amd ? hip_compile_options(architecture) : compile_options(architecture)) {
+    hash.add_part(option);
+  }
   return hash.hex();
 }
 
@@ -176,7 +182,7 @@ std::optional<CubinFile> load_from_bundle(const std::string& key, const std::str
 CubinFile obtain_cubin(const DeviceCode& code, const std::string& architecture) {
   const std::string key = content_key(code, architecture);
   if (std::optional<CubinFile> file = load_from_bundle(key, code.entry)) return *std::move(file);
-  const std::string nvrtc_version = nvrtc_version_text();
+  const std::string nvrtc_version = is_amd(architecture) ? hiprtc_info().version : nvrtc_version_text();
   if (std::optional<CubinFile> file = load_cubin(key, nvrtc_version, code.entry)) return *std::move(file);
   const std::string directory = private_directory();
   std::string problem;
@@ -186,7 +192,7 @@ CubinFile obtain_cubin(const DeviceCode& code, const std::string& architecture) 
   if (lock.is_held()) {  // another process may have compiled it before we got the lock
     if (std::optional<CubinFile> file = load_cubin(key, nvrtc_version, code.entry)) return *std::move(file);
   }
-  CompiledKernel compiled = run_nvrtc(code, architecture);
+  CompiledKernel compiled = compile(code, architecture);
   KP_LOG(kInfo, "jit: compiled ", code.entry, " for ", architecture, " in ", compiled.seconds, " s, ",
          compiled.registers, " registers, ", compiled.spill_bytes, " bytes spilled");
   if (!compiled.warnings.empty()) KP_LOG(kInfo, "jit: ", code.entry, ": ", compiled.warnings);

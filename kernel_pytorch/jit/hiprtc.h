@@ -1,5 +1,4 @@
-// HIPRTC by dlopen, in our own declarations: device sources for AMD GPUs, compiled on machines without one. What comes
-// out has been compiled and never run: nothing here launches it.
+// HIPRTC by dlopen, in our own declarations: device sources for AMD GPUs, compiled on machines without one too.
 #pragma once
 
 #include <string>

@@ -19,12 +19,15 @@ constexpr std::string_view kNoHiprtc =
     "no HIPRTC to compile kernels for AMD GPUs with; install ROCm's, or on Debian "
     "`apt-get install libamdhip64-5 libhiprtc-builtins5`, or name a libhiprtc in KERNEL_PYTORCH_HIPRTC";
 
-// "5.2.21153" for libamdhip64.so.5.2.21153: hiprtcVersion answers 9.0 whatever the release.
-std::string file_version(const std::string& path) {
+// "5.2.21153" for libamdhip64.so.5.2.21153, whose hiprtcVersion answers 9.0 whatever the release; a library without a
+// number in its name is asked.
+std::string version_of(const HiprtcLibrary& library) {
   std::error_code error;
-  const std::string name = std::filesystem::canonical(path, error).filename().string();
-  const size_t at = name.find(".so.");
-  return at == std::string::npos ? "of an unknown version" : name.substr(at + 4);
+  const std::string name = std::filesystem::canonical(library.info.path, error).filename().string();
+  if (const size_t at = name.find(".so."); at != std::string::npos) return name.substr(at + 4);
+  int major = 0, minor = 0;
+  library.version(&major, &minor);
+  return concat(major, ".", minor);
 }
 
 // The code object manager below HIPRTC tells: HIPRTC 5.2 ends the process where it is asked for an architecture that it
@@ -61,7 +64,7 @@ std::string load_hiprtc(const std::string& name, HiprtcLibrary& library) {
   Dl_info where{};
   const bool known = dladdr(reinterpret_cast<void*>(library.compile), &where) != 0 && where.dli_fname != nullptr;
   library.info.path = known ? where.dli_fname : name;
-  library.info.version = file_version(library.info.path);
+  library.info.version = version_of(library);
   library.info.found = true;
   return "";
 }

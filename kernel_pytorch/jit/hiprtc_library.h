@@ -24,7 +24,8 @@ using HiprtcProgram = _hiprtcProgram*;
   X(log_size, "hiprtcGetProgramLogSize", (HiprtcProgram program, size_t * bytes))                                 \
   X(log, "hiprtcGetProgramLog", (HiprtcProgram program, char* text))                                              \
   X(code_size, "hiprtcGetCodeSize", (HiprtcProgram program, size_t * bytes))                                      \
-  X(code, "hiprtcGetCode", (HiprtcProgram program, char* code))
+  X(code, "hiprtcGetCode", (HiprtcProgram program, char* code))                                                   \
+  X(version, "hiprtcVersion", (int* major, int* minor))
 
 struct HiprtcLibrary {
   using Handle = HiprtcProgram;

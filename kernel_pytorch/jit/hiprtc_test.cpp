@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
 
 #include "kernel_pytorch/jit/code_object.h"
+#include "kernel_pytorch/jit/cubin_cache.h"
 #include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/jit/jit_fixture_test.h"
+#include "kernel_pytorch/jit/program.h"
 #include "kernel_pytorch/jit/sources.h"
 
 namespace kernel_pytorch::jit {
@@ -54,7 +56,7 @@ TEST(CodeObject, IsReadWithinItsBounds) {
 }
 
 // By its name left out under sanitizers: the library is not instrumented.
-class HiprtcCompiles : public ::testing::Test {
+class HiprtcCompiles : public testing::CacheTest {
  protected:
   void SetUp() override {
     if (!hiprtc_info().found) GTEST_SKIP() << hiprtc_info().absence;
@@ -79,6 +81,22 @@ __global__ void __launch_bounds__(256) total(const float* from, float* to) {
     const std::string cut = kernel.cubin.substr(0, bytes);
     error_of([&] { EXPECT_EQ(summarize_code_object(cut, "total").vector_registers, kernel.registers); });
   }
+}
+
+TEST_F(HiprtcCompiles, OnceForTheCacheAndForABundle) {
+  const DeviceCode code = generated("__global__ void empty() {}", "empty");
+  const CubinFile first = obtain_cubin(code, "gfx90a");
+  const int64_t before = compile_count();
+  EXPECT_EQ(obtain_cubin(code, "gfx90a").cubin, first.cubin);
+  EXPECT_EQ(compile_count(), before);
+  EXPECT_NE(content_key(code, "gfx90a"), content_key(code, "sm_90"));
+  const testing::TemporaryDirectory bundle;
+  write_bundle({code}, "gfx90a", bundle.path(), nullptr);
+  clear_cubin_cache();
+  change([&](Options& options) { options.bundle_directory = bundle.path(); });
+  const int64_t after_bundle = compile_count();
+  EXPECT_EQ(obtain_cubin(code, "gfx90a").lowered_name, first.lowered_name);
+  EXPECT_EQ(compile_count(), after_bundle);
 }
 
 TEST_F(HiprtcCompiles, ForNoArchitectureThatItDoesNotKnow) {

@@ -1,4 +1,4 @@
-// From device source to a function that can be launched: embedded sources -> NVRTC (dlopen, only when needed) ->
+// From device source to a function that can be launched: embedded sources -> NVRTC or HIPRTC (dlopen, when needed) ->
 // cubin, cached on disk by content -> module. See jit/sources.h, jit/nvrtc.h, jit/cubin_cache.h for the steps.
 #pragma once
 

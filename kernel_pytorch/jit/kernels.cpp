@@ -107,6 +107,7 @@ CUkern_st* load_kernel(const DeviceCode& code, const std::string& architecture) 
 }
 
 std::string architecture_on(const DeviceCode& code, const DeviceInfo& device) {
+  if (device.is_amd()) return device.cuda.gfx;
   if (pretended_capability() == 0) return architecture_for(code, device.cuda.capability());
   const CompileTarget target = compile_target(pretended_capability(), actual_capability(device));
   return target.as_ptx ? concat("compute_", target.capability) : architecture_for(code, target.capability);

@@ -53,7 +53,8 @@ class Launch : public testing::CacheTest {
     std::string absence;
     devices_ = cuda_device::detect(absence);
     if (devices_.empty()) GTEST_SKIP() << absence;
-    if (!nvrtc_info(true).found) GTEST_SKIP() << nvrtc_info().absence;
+    const bool has_compiler = devices_[0].is_amd() ? hiprtc_info().found : nvrtc_info(true).found;
+    if (!has_compiler) GTEST_SKIP() << nvrtc_info().absence << hiprtc_info().absence;
     stream_ = std::make_unique<cuda_device::Stream>(0);
     context_.info = &devices_[0];
     context_.stream = stream_->handle();

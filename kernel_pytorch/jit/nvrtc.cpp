@@ -48,7 +48,7 @@ std::string target_for(const NvrtcLibrary& nvrtc, const std::string& architectur
     fail(ErrorCode::kDevice, "jit: NVRTC ", version, " (", nvrtc.info.path, ") does not know ", architecture,
          ", which ", entry, " is to be compiled for; it knows up to sm_", newest, ": use another NVRTC");
   }
-  const cuda_device::DriverTable* driver = options().disable_cuda ? nullptr : cuda_device::driver();
+  const cuda_device::DriverTable* driver = options().disable_cuda || options().amd ? nullptr : cuda_device::driver();
   if (driver != nullptr && nvrtc.info.major * 1000 + nvrtc.info.minor * 10 > driver->version) {
     fail(ErrorCode::kDevice, "jit: NVRTC ", version, " does not know ", architecture,
          " and its PTX is newer than the "

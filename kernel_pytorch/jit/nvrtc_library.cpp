@@ -27,7 +27,7 @@ constexpr std::string_view kCure =
 // Cubins run on every driver of the same major version (CUDA's minor version compatibility), not on an older major.
 std::string refusal(int major, int minor) {
   if (major < kOldestMajor) return concat("version ", major, ".", minor, " is older than ", kOldestMajor, ".0");
-  const cuda_device::DriverTable* driver = options().disable_cuda ? nullptr : cuda_device::driver();
+  const cuda_device::DriverTable* driver = options().disable_cuda || options().amd ? nullptr : cuda_device::driver();
   if (driver == nullptr || major <= driver->version / 1000) return "";
   return concat("version ", major, ".", minor, " is newer than the driver can run (CUDA ", driver->version / 1000, ".",
                 driver->version % 1000 / 10, ")");

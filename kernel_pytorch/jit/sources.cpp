@@ -40,13 +40,15 @@ bool holds(const std::vector<EmbeddedSource>& files, std::string_view path) {
   return std::any_of(files.begin(), files.end(), [&](const EmbeddedSource& file) { return file.path == path; });
 }
 
-constexpr std::string_view kNvidiaFolder = "kernel_pytorch/cuda/ptx/", kAmdFolder = "kernel_pytorch/hip/ptx/";
+constexpr std::string_view kNvidia = "kernel_pytorch/cuda/", kAmd = "kernel_pytorch/hip/";
+constexpr std::string_view kNvidiaFolder = "kernel_pytorch/cuda/ptx/";
 
-// The source that an include of this name means on an AMD GPU; nothing where there is none.
+// The source that an include of this name means on an AMD GPU; nothing where there is none. Of cuda/ptx every file has
+// a form of its own or none, of cuda/tile a few.
 std::optional<EmbeddedSource> find_amd_source(std::string_view path) {
-  const bool is_exchanged = path.starts_with(kNvidiaFolder);
   const EmbeddedSource* found =
-      find_source(is_exchanged ? concat(kAmdFolder, path.substr(kNvidiaFolder.size())) : std::string(path));
+      path.starts_with(kNvidia) ? find_source(concat(kAmd, path.substr(kNvidia.size()))) : nullptr;
+  if (found == nullptr && !path.starts_with(kNvidiaFolder)) found = find_source(std::string(path));
   if (found == nullptr) return std::nullopt;
   return EmbeddedSource{path, found->text};
 }

@@ -32,7 +32,7 @@ struct SourceClosure {
 };
 // The reference stays valid for good.
 const SourceClosure& closure_of(const std::string& path);
-// The same for AMD GPUs: the files of hip/ptx stand under the names of their counterparts in cuda/ptx, and
+// The same for AMD GPUs: the files of hip/ptx and hip/tile stand under the names of their counterparts in cuda, and
 // hip/words.cuh is among the files. `missing`: an instruction's file that has no counterpart, so that the source cannot
 // be compiled.
 inline constexpr std::string_view kAmdWords = "kernel_pytorch/hip/words.cuh";

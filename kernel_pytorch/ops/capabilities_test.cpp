@@ -1,6 +1,6 @@
-// Every op, kernel and config on every compute capability, on paper: a kernel that says yes launches code that the
-// capability has instructions for, within its shared memory and clusters; and where every capability has a kernel for
-// an op, it says yes to the op's own shapes.
+// Every op, kernel and config on every compute capability and on an AMD GPU, on paper: a kernel that says yes launches
+// code that the capability has instructions for, within its shared memory and clusters; and where every capability has
+// a kernel for an op, it says yes to the op's own shapes.
 #include "kernel_pytorch/device/cuda/capability.h"
 
 #include <gtest/gtest.h>
@@ -11,6 +11,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cuda/paper.h"
 #include "kernel_pytorch/device/workspace.h"
+#include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/ops/operations.h"
 #include "kernel_pytorch/registry/any_problem.h"
 
@@ -23,13 +24,26 @@ using registry::AnyOperation;
 using registry::AnyProblem;
 using registry::ProblemRequest;
 
+constexpr const char* kAmd = "gfx90a";
+
+bool is_amd(const CudaCapability& capability) {
+  return &capability == &kAmdGpu;
+}
+
+std::vector<const CudaCapability*> rows() {
+  std::vector<const CudaCapability*> all{&kAmdGpu};
+  for (const CudaCapability& row : kCudaCapabilities) all.push_back(&row);
+  return all;
+}
+
 DeviceInfo gpu_of(const CudaCapability& capability) {
   DeviceInfo info;
-  info.device = {DeviceKind::kCuda, static_cast<int16_t>(cuda_device::kPaperDevice + capability.number - 75)};
-  info.name = concat("paper ", capability.number);
+  const int number = is_amd(capability) ? 0 : capability.number;
+  info.device = {DeviceKind::kCuda, static_cast<int16_t>(cuda_device::kPaperDevice + number)};
+  info.name = concat("paper ", is_amd(capability) ? kAmd : std::to_string(number));
   info.memory_bytes = int64_t{80} << 30;
-  info.cuda = {.compute_major = capability.number / 10,
-               .compute_minor = capability.number % 10,
+  info.cuda = {.compute_major = number / 10,
+               .compute_minor = number % 10,
                .multiprocessors = 84,
                .l2_bytes = 40 << 20,
                .shared_bytes_per_block = int64_t{capability.shared_kib_per_block} << 10,
@@ -37,7 +51,8 @@ DeviceInfo gpu_of(const CudaCapability& capability) {
                .clock_khz = 1500000,
                .memory_clock_khz = 1500000,
                .memory_bus_bits = 384,
-               .driver_version = 13000};
+               .driver_version = 13000,
+               .gfx = is_amd(capability) ? kAmd : ""};
   info.fingerprint = info.name;
   return info;
 }
@@ -60,6 +75,9 @@ std::vector<std::string> flaws_of(const PaperLaunch& launch, const CudaCapabilit
   if (launch.code.architecture_specific && !capability.wgmma && !capability.tensor_memory) {
     note("is written for one architecture");
   }
+  if (is_amd(capability)) {
+    if (const std::string reason = jit::obstacle(launch.code, kAmd); !reason.empty()) note("has no form: ", reason);
+  }
   if (launch.shape.shared_bytes > static_cast<unsigned>(capability.shared_kib_per_block) << 10) {
     note("asks for ", launch.shape.shared_bytes, " bytes of shared memory");
   }
@@ -78,7 +96,8 @@ std::vector<std::string> flaws_of(const PaperLaunch& launch, const CudaCapabilit
 
 TEST(Capabilities, EveryKernelThatSaysYesFits) {
   int64_t runs = 0;
-  for (const CudaCapability& capability : kCudaCapabilities) {
+  for (const CudaCapability* row : rows()) {
+    const CudaCapability& capability = *row;
     if (capability.number < 80) continue;
     const DeviceInfo device = gpu_of(capability);
     for (const AnyOperation& operation : operations()) {
@@ -95,7 +114,7 @@ TEST(Capabilities, EveryKernelThatSaysYesFits) {
                 .info = &device, .stream = nullptr, .threads = nullptr, .scratch = &scratch, .kernel_override = {}};
             PaperLaunches paper;
             const std::string place = concat(operation.name, "/", problem->kernel_name(kernel), " ", configs[config],
-                                             " ", shape_text(request.shape), " on ", capability.number);
+                                             " ", shape_text(request.shape), " on ", device.name);
             ASSERT_NO_THROW(problem->run(kernel, static_cast<int>(config), context)) << place;
             ++runs;
             for (const PaperLaunch& launch : paper.launches()) {
@@ -148,6 +167,17 @@ constexpr Exception kExceptions[] = {
        return row.shared_kib_per_block <= 99 && op == "attention_backward" && request.dtype == DType::kFloat32 &&
               request.shape.back() > 256;
      }},
+    {"AMD: attention's backward of 512 columns, and fp32 from 256 on, need more than 64 KiB",
+     [](const CudaCapability& row, std::string_view op, const ProblemRequest& request) {
+       const int64_t least = request.dtype == DType::kFloat32 ? 256 : 512;
+       return is_amd(row) && op.starts_with("attention_") && request.shape.back() >= least;
+     }},
+    {"AMD: 1000 experts, or 16 heads of a group with 128 columns, need more than 64 KiB",
+     [](const CudaCapability& row, std::string_view op, const ProblemRequest& request) {
+       const bool has_many = request.shape.back() == 1000 || says(request, "num_experts", "1024");
+       return is_amd(row) && ((op.starts_with("moe_") && has_many) ||
+                              (op == "native_sparse_attention_backward" && request.shape.back() == 128));
+     }},
     {"gradients of a final state have not been compared on a GPU (unchecked_gradient)",
      [](const CudaCapability&, std::string_view op, const ProblemRequest& request) {
        return op == "linear_attention_backward" && says(request, "grad_final_state", "");
@@ -157,7 +187,8 @@ constexpr Exception kExceptions[] = {
 TEST(Capabilities, EveryOpHasAKernelForItsShapes) {
   std::set<std::string> missing;
   std::set<const char*> used;
-  for (const CudaCapability& capability : kCudaCapabilities) {
+  for (const CudaCapability* row : rows()) {
+    const CudaCapability& capability = *row;
     const DeviceInfo device = gpu_of(capability);
     for (const AnyOperation& operation : operations()) {
       for (ProblemRequest& request : operation.shapes()) {
@@ -169,7 +200,7 @@ TEST(Capabilities, EveryOpHasAKernelForItsShapes) {
           const bool yes = static_cast<bool>(problem->supports(kernel));
           any |= yes;
           EXPECT_FALSE(yes && capability.number < 80 && problem->kernel_name(kernel) != "composed")  // its parts refuse
-              << operation.name << "/" << problem->kernel_name(kernel) << " on " << capability.number;
+              << operation.name << "/" << problem->kernel_name(kernel) << " on " << device.name;
         }
         if (capability.number < 80) continue;
         if (any) continue;
@@ -180,8 +211,8 @@ TEST(Capabilities, EveryOpHasAKernelForItsShapes) {
           used.insert(excuse->why);
           continue;
         }
-        std::string words = concat(operation.name, " on ", capability.number, ": ", shape_text(request.shape), " ",
-                                   name_of(request.dtype));
+        std::string words =
+            concat(operation.name, " on ", device.name, ": ", shape_text(request.shape), " ", name_of(request.dtype));
         for (const auto& [name, value] : request.options) words += concat(" ", name, "=", value);
         missing.insert(words);
       }
@@ -207,6 +238,19 @@ TEST(Capabilities, TheTableIsWhole) {
   EXPECT_FALSE(cuda_capability(130).tensor_memory);
   EXPECT_TRUE(cuda_capability(130).hopper);
   EXPECT_FALSE(cuda_capability(61).float8);
+}
+
+TEST(Capabilities, AnAmdGpuIsNoHopper) {
+  DeviceInfo device = gpu_of(kAmdGpu);
+  EXPECT_TRUE(device.is_cuda() && device.is_amd());
+  EXPECT_EQ(device.cuda.architecture(), "gfx90a");
+  EXPECT_EQ(feature_obstacle(device, CudaFeature::kMma), nullptr);
+  for (const CudaFeature feature : {CudaFeature::kBulkCopy, CudaFeature::kCluster, CudaFeature::kDependentLaunch,
+                                    CudaFeature::kWgmma, CudaFeature::kTensorMemory}) {
+    ASSERT_NE(feature_obstacle(device, feature), nullptr);
+    EXPECT_NE(std::string_view(feature_obstacle(device, feature)).find("AMD"), std::string_view::npos);
+  }
+  EXPECT_EQ(most_cluster_blocks(device), 1);
 }
 
 TEST(Capabilities, WhatAPretendedOneIsCompiledFor) {

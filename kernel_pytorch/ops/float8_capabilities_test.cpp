@@ -58,7 +58,7 @@ std::string chosen(std::string_view op, std::vector<int64_t> shape, registry::Re
 }
 
 TEST(Float8Capabilities, EveryOpOnEveryCapability) {
-  const bool has_vendor = vendor::cublaslt_obstacle() == nullptr;
+  const bool has_vendor = vendor::cublaslt_obstacle(DeviceInfo{}) == nullptr;
   for (const Row& row : kTable) {
     const DeviceInfo device = gpu(row.major, row.minor);
     const std::string place = concat("compute capability ", row.major, ".", row.minor);

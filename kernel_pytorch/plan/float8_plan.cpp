@@ -114,6 +114,7 @@ Found step_kernel(const LinearShape& shape, Recipe recipe, const DeviceInfo& dev
 
 std::string place_of(const DeviceInfo& device) {
   if (!device.is_cuda()) return "the CPU";
+  if (device.is_amd()) return "an AMD GPU";
   return concat("a GPU of compute capability ", device.cuda.compute_major, ".", device.cuda.compute_minor);
 }
 

@@ -49,11 +49,13 @@ class TorchThreads final : public Threads {
 
 TorchThreads torch_threads;
 
-// Found in the libtorch_cuda that the process already has: linking it would tie this library to CUDA builds of torch.
+// Found in the library that the process already has (libtorch_hip of a torch for ROCm): linking it would tie this
+// library to CUDA builds of torch.
 void* current_cuda_stream(int device_index) {
   using GetStream = AOTITorchError (*)(int32_t device_index, void** stream);
   static const GetStream kGetStream = [] {
     void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
+    if (library == nullptr) library = dlopen("libtorch_hip.so", RTLD_NOLOAD | RTLD_LAZY);
     return library == nullptr ? nullptr
                               : reinterpret_cast<GetStream>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
   }();

@@ -21,6 +21,7 @@ __all__ = [
     "cuda_absence",
     "device_info",
     "devices",
+    "has_amd_kernels",
     "launch_counts",
 ]
 
@@ -55,8 +56,10 @@ class CpuDetails:
 
 @dataclass(frozen=True)
 class CudaDetails:
-    """A CUDA device's side of a DeviceInfo. `driver_version` is 13000 for 13.0."""
+    """A CUDA device's side of a DeviceInfo. `driver_version` is 13000 for 13.0; `gfx` is empty but for AMD's GPUs
+    ("gfx90a"), whose `compute_capability` is (0, 0)."""
 
+    gfx: str
     compute_capability: tuple[int, int]
     multiprocessors: int
     l2_bytes: int
@@ -115,6 +118,12 @@ def cuda_absence() -> str:
     """Why there is no CUDA device; empty where there is one."""
     absence: str = _library.call("devices", has_request=False)["cuda_absence"]
     return absence
+
+
+def has_amd_kernels() -> bool:
+    """Whether KERNEL_PYTORCH_AMD=1 asks for the library's kernels on AMD's GPUs; this starts no driver."""
+    options = _library.call("options", has_request=False)["options"]
+    return any(option["variable"] == "KERNEL_PYTORCH_AMD" and option["value"] == "1" for option in options)
 
 
 def launch_counts() -> LaunchCounts:

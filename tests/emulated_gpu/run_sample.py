@@ -1,9 +1,9 @@
 """Verifies a sample of every op's CUDA kernels on the emulated GPU: `python tests/emulated_gpu/run_sample.py`.
 
 Each line of sample.txt is one `kpt verify`: all kernels and configs that take the problem, against the reference. With
-another seed threads run in another order. --amd runs the kernels that AMD's GPUs have, by the primitives of
-kernel_pytorch/hip. Exits with 1 where a problem fails, exceeds its time or has no CUDA kernel,
-and where an op is neither in sample.txt nor left out there.
+another seed threads run in another order. --amd runs the kernels that AMD's GPUs have, on an emulated one, by HIP.
+Exits with 1 where a problem fails, exceeds its time or has no CUDA kernel, and where an op is neither in sample.txt nor
+left out there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Problem:
     options: tuple[str, ...]
 
     def text(self) -> str:
-        return " ".join([f"sm_{self.capability.replace('.', '')}", self.op, self.shape, self.dtype, *self.options])
+        return " ".join([self.capability, self.op, self.shape, self.dtype, *self.options])
 
 
 def read_sample(path: Path) -> tuple[list[Problem], set[str]]:
@@ -48,13 +48,8 @@ def read_sample(path: Path) -> tuple[list[Problem], set[str]]:
 
 
 def for_amd(problems: list[Problem]) -> list[Problem]:
-    """Kernels that need nothing of sm_90, which is what has a form for AMD's GPUs."""
     return list(
-        dict.fromkeys(
-            replace(problem, capability=min(problem.capability, "8.9"))
-            for problem in problems
-            if problem.op not in NOT_ON_AMD
-        )
+        dict.fromkeys(replace(problem, capability="gfx90a") for problem in problems if problem.op not in NOT_ON_AMD)
     )
 
 
@@ -93,14 +88,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--only", default="", help="problems whose text contains this")
-    parser.add_argument("--amd", action="store_true", help="the primitives of kernel_pytorch/hip")
+    parser.add_argument("--amd", action="store_true", help="as an AMD GPU, by HIP")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=float, default=90, help="seconds for each problem")
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1))
     arguments = parser.parse_args()
     sample, left_out = read_sample(FOLDER / "sample.txt")
-    if arguments.amd:
-        os.environ["EMULATED_GPU_PRIMITIVES"] = "amd"
     problems = [
         problem for problem in (for_amd(sample) if arguments.amd else sample) if arguments.only in problem.text()
     ]

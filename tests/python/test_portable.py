@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,15 +104,20 @@ def test_explain_says_so() -> None:
     assert "→ portable" in text and "✗ cpu" in text and "no kernels for mps" in text
 
 
-def test_a_torch_for_rocm_gets_it_for_cuda() -> None:
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_torch_for_rocm_gets_it_for_cuda_unless_kernels_are_asked_for(asked: bool) -> None:
     """Of such a torch there is only the name here: what is registered, not that it runs."""
     script = (
         "import torch; torch.version.hip = '6.0'\n"
         "from kernel_pytorch._ops import portable, rms_norm\n"
         "print(torch._C._dispatch_dump_table('kernel_pytorch::rms_norm_forward').split('CUDA: ')[1].split(chr(10))[0])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
-    assert "portable" in done.stdout or ".py:" in done.stdout, done.stdout + done.stderr
+    environment = {**os.environ, "KERNEL_PYTORCH_AMD": "1" if asked else "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True, env=environment
+    )
+    is_portable = "portable" in done.stdout or ".py:" in done.stdout
+    assert is_portable != asked, done.stdout + done.stderr
 
 
 def test_a_device_of_its_own() -> None:

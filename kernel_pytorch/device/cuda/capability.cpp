@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/base/options.h"
 
 namespace kernel_pytorch {
 namespace {
@@ -31,6 +32,10 @@ bool has(const CudaCapability& row, CudaFeature feature) {
   return false;
 }
 
+CudaCapability row_of(const DeviceInfo& device) {
+  return device.is_amd() ? kAmdGpu : cuda_capability(device.cuda.capability());
+}
+
 }  // namespace
 
 CudaCapability cuda_capability(int number) {
@@ -46,16 +51,17 @@ CudaCapability cuda_capability(int number) {
 }
 
 int most_cluster_blocks(const DeviceInfo& device) {
-  return cuda_capability(device.cuda.capability()).cluster_blocks;
+  return row_of(device).cluster_blocks;
 }
 
 bool has_feature(const DeviceInfo& device, CudaFeature feature) {
-  return device.is_cuda() && has(cuda_capability(device.cuda.capability()), feature);
+  return device.is_cuda() && has(row_of(device), feature);
 }
 
 const char* feature_obstacle(const DeviceInfo& device, CudaFeature feature) {
   if (!device.is_cuda()) return "runs on CUDA devices only";
   if (has_feature(device, feature)) return nullptr;
+  if (device.is_amd()) return "needs instructions of NVIDIA's newer GPUs that AMD's have no form of";
   switch (feature) {
     case CudaFeature::kMma:
       return "needs compute capability 8.0 or newer";
@@ -77,6 +83,7 @@ void set_pretended_capability(int number) {
   const auto is_row = [&](const CudaCapability& row) { return row.number == number; };
   KP_CHECK(number == 0 || std::any_of(std::begin(kCudaCapabilities), std::end(kCudaCapabilities), is_row),
            "capability: ", number, " is none that is known; use 80, 86, 89, 90, 100 or 120");
+  KP_CHECK(number == 0 || !options().amd, "capability: KERNEL_PYTORCH_AMD=1 is set, and an AMD GPU is no sm_", number);
   pretended = number;
 }
 
@@ -85,7 +92,7 @@ int pretended_capability() {
 }
 
 void pretend(DeviceInfo& device) {
-  if (pretended == 0 || !device.is_cuda() || device.device.index >= kDevices) return;
+  if (pretended == 0 || !device.is_cuda() || device.is_amd() || device.device.index >= kDevices) return;
   actual[device.device.index] = device.cuda.capability();
   const CudaCapability row = cuda_capability(pretended);
   const auto lower = [](int64_t& bytes, int kib) { bytes = std::min<int64_t>(bytes, int64_t{kib} << 10); };

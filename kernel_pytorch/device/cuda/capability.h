@@ -46,6 +46,10 @@ inline constexpr CudaCapability kCudaCapabilities[] = {
     {121, 99, 100, 1536, 8, true, true, false, false},    // GB10
 };
 
+// What kernels may use on an AMD GPU: what kernel_pytorch/hip has a form of. A block has 64 KiB of shared memory (LDS),
+// without asking.
+inline constexpr CudaCapability kAmdGpu = {89, 64, 64, 2048, 1, true, false, false, false};
+
 // The row of a capability; of one that the table does not know the nearest before it, without what is of that one
 // alone.
 KP_EXPORT CudaCapability cuda_capability(int number);

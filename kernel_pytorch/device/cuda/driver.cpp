@@ -19,7 +19,7 @@ constexpr int kMaxDevices = 64;
 
 std::string fingerprint(const DeviceInfo& info) {
   // Clocks are left out: they change with the power limit and would make measurements of the same machine strangers.
-  return concat(info.name, "|sm_", info.cuda.capability(), "|", info.cuda.multiprocessors, " SMs|",
+  return concat(info.name, "|", info.cuda.architecture(), "|", info.cuda.multiprocessors, " SMs|",
                 info.memory_bytes >> 30, " GiB|driver ", info.cuda.driver_version / 1000);
 }
 
@@ -37,6 +37,11 @@ class DeviceReader {
   std::string name() {
     char text[256] = {};
     note(driver_.device_name(text, sizeof(text) - 1, device_), "cuDeviceGetName");
+    return text;
+  }
+  std::string gfx_name() {
+    char text[64] = {};
+    note(driver_.gfx_name(text, sizeof(text), device_), "hipGetDeviceProperties");
     return text;
   }
   int64_t memory_bytes() {
@@ -72,6 +77,13 @@ DeviceInfo read_device(const DriverTable& driver, int index, std::string& proble
       .memory_bus_bits = reader.attribute(kMemoryBusBits),
       .driver_version = driver.version,
   };
+  if (driver.gfx_name != nullptr) {
+    info.cuda.gfx = reader.gfx_name();
+    if (const int lanes = reader.attribute(kWarpLanes); lanes != 64 && problem.empty()) {
+      problem = concat("no AMD GPU: ", info.name, " (", info.cuda.gfx, ") has waves of ", lanes,
+                       " lanes, and kernels are written for 64 (gfx9); HIP_VISIBLE_DEVICES leaves a device out");
+    }
+  }
   pretend(info);
   info.fingerprint = fingerprint(info);
   info.fingerprint_hash = hash_text(info.fingerprint);

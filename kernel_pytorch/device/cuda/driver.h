@@ -1,5 +1,6 @@
-// The CUDA driver API by dlopen, in our own declarations: no toolkit header, no link dependency. With no driver
-// everything says so and nothing fails. All calls work in the device's primary context, shared with torch and JAX.
+// The CUDA driver API by dlopen (or HIP's, hip_driver.h), in our own declarations: no toolkit header, no link
+// dependency. With no driver everything says so and nothing fails. All calls work in the device's primary context,
+// shared with torch and JAX.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,12 @@
-// Finds libcuda once per process. After a fork the driver is dead in the child; error_text says so.
+// Finds libcuda, or libamdhip64 where the option asks for it, once per process. After a fork the driver is dead in the
+// child; error_text says so.
 #include "kernel_pytorch/device/cuda/driver_table.h"
 
 #include <dlfcn.h>
 #include <unistd.h>
+
+#include "kernel_pytorch/base/options.h"
+#include "kernel_pytorch/device/cuda/hip_driver.h"
 
 namespace kernel_pytorch::cuda_device {
 namespace {
@@ -22,7 +26,7 @@ std::string version_text(int version) {
 // Fills the table; returns the first symbol that is missing.
 const char* resolve(void* library, DriverTable& table) {
   const char* missing = nullptr;
-#define KP_DRIVER_RESOLVE(member, symbol, parameters)                              \
+#define KP_DRIVER_RESOLVE(member, symbol, hip_symbol, parameters)                  \
   table.member = reinterpret_cast<decltype(table.member)>(dlsym(library, symbol)); \
   if (table.member == nullptr && missing == nullptr) missing = symbol;
   KP_DRIVER_FUNCTIONS(KP_DRIVER_RESOLVE)
@@ -35,13 +39,32 @@ std::string describe(const DriverTable& table, Result result) {
   const char* name = nullptr;
   const char* text = nullptr;
   if (table.error_name == nullptr || table.error_name(result, &name) != kSuccess || name == nullptr) {
-    return concat("CUDA error ", result);
+    return concat("driver error ", result);
   }
   if (table.error_string(result, &text) != kSuccess || text == nullptr) return name;
   return concat(name, " (", text, ")");
 }
 
-LoadedDriver load() {
+LoadedDriver load_hip() {
+  LoadedDriver loaded;
+  void* library = open_hip();
+  if (library == nullptr) {
+    loaded.absence = "no AMD GPU: libamdhip64 not found (KERNEL_PYTORCH_AMD=1, and no ROCm on this machine)";
+    return loaded;
+  }
+  if (const char* missing = resolve_hip(library, loaded.table)) {
+    loaded.absence = concat("no AMD GPU: libamdhip64 has no ", missing, "; ROCm 5.2 or later is needed");
+    return loaded;
+  }
+  loaded.table.driver_version(&loaded.table.version);
+  loaded.process = getpid();
+  if (const Result result = loaded.table.init(0); result != kSuccess) {
+    loaded.absence = concat("no AMD GPU: hipInit: ", describe(loaded.table, result));
+  }
+  return loaded;
+}
+
+LoadedDriver load_cuda() {
   LoadedDriver loaded;
   void* library = nullptr;
   // The second is where WSL keeps it without telling the loader.
@@ -68,7 +91,8 @@ LoadedDriver load() {
 }
 
 const LoadedDriver& loaded_driver() {
-  static const LoadedDriver* loaded = new LoadedDriver(load());  // kept: kernels may run while the process ends
+  static const LoadedDriver* loaded =
+      new LoadedDriver(options().amd ? load_hip() : load_cuda());  // kept: kernels may run while the process ends
   return *loaded;
 }
 
@@ -95,8 +119,8 @@ std::string error_text(Result result) {
   std::string text = describe(loaded.table, result);
   if (loaded.process != 0 && loaded.process != getpid()) {
     text +=
-        "; CUDA was started before this process was forked and cannot work in the child: start workers with spawn, "
-        "or use CUDA in the child only";
+        "; the GPU's driver was started before this process was forked and cannot work in the child: start workers "
+        "with spawn, or use the GPU in the child only";
   }
   return text;
 }

@@ -1,11 +1,12 @@
-"""AMD GPUs through a ROCm build of torch. The library runs no kernels on them (those that `kpt compile --arch gfx90a`
-compiles have never run on hardware): a model is moved there and torch's run; functions of kernel_pytorch run there as
-torch operations."""
+"""AMD GPUs through a ROCm build of torch. A model is moved there and torch's kernels run; functions of kernel_pytorch
+run there as torch operations. With KERNEL_PYTORCH_AMD=1 the library's kernels run: compiled and emulated, never run on
+hardware."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from .._devices import has_amd_kernels
 from .base import Backend, BackendUnavailableError
 
 import torch  # isort: skip
@@ -19,12 +20,15 @@ class AMDBackend(Backend):
     name = "amd"
     has_our_kernels = False
 
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self.has_our_kernels = has_amd_kernels()  # type: ignore[misc]
+
     def missing(self) -> str:
         if not getattr(torch.version, "hip", None):
             return (
                 f"torch {torch.__version__} is not built for ROCm; on a machine with an AMD GPU install the ROCm build "
-                f"(pytorch.org, Compute Platform ROCm). There are no kernels of kernel_pytorch for AMD GPUs; on this "
-                f"machine's CPU use kernel_pytorch.optimize"
+                f"(pytorch.org, Compute Platform ROCm). On this machine's CPU use kernel_pytorch.optimize"
             )
         if not torch.cuda.is_available():
             return "torch is built for ROCm and sees no GPU; look at rocminfo and at membership in the group render"

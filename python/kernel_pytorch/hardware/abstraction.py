@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import _library
 from .. import _torch as _torch  # first: it says what is missing where torch is missing or old
+from .._devices import has_amd_kernels
 from . import detect_available_devices, device_info
 from .memory import MemoryEstimate, dry_run, guess_inputs, with_batch
 from .throughput import StepTime, rates_of, step_time
@@ -58,7 +59,7 @@ class HardwareAbstractionLayer:
     def has_our_kernels(self) -> bool:
         """Whether the library computes on the first target device; elsewhere torch's own kernels do."""
         is_rocm = self.device.type == "cuda" and getattr(torch.version, "hip", None)
-        return self.device.type in ("cpu", "cuda") and not is_rocm
+        return self.device.type in ("cpu", "cuda") and (not is_rocm or has_amd_kernels())
 
     def optimize_for_hardware(
         self, model: nn.Module, sample_inputs: Any = None, *, goal: str | None = None, budget_seconds: float = 60.0

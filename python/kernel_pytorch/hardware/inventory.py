@@ -145,7 +145,7 @@ def _torch_devices() -> dict[str, list[torch.device]]:
 
     from . import detect_available_devices  # this module is imported by its package
 
-    is_rocm = bool(getattr(torch.version, "hip", None))
+    is_rocm = bool(getattr(torch.version, "hip", None)) and not _devices.has_amd_kernels()
     found = detect_available_devices()
     return {kind: devices for kind, devices in found.items() if kind != "cpu" and (kind != "cuda" or is_rocm)}
 

@@ -1,5 +1,5 @@
 // A libnvrtc that compiles device sources for this CPU: g++ makes a shared object of them, which is the "cubin" that
-// the emulated libcuda.so.1 loads. PTX functions are replaced by those of device/ptx.
+// the emulated libcuda.so.1 loads. PTX functions are replaced by those of device/ptx. It is a HIPRTC too (hiprtc.cpp).
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <spawn.h>
@@ -16,36 +16,18 @@
 #include <string>
 #include <vector>
 
+#include "tests/emulated_gpu/compiler/program.h"
 #include "tests/emulated_gpu/compiler/rewrite.h"
 
 namespace fs = std::filesystem;
 
-#define EMULATED_API extern "C" __attribute__((visibility("default")))
-
-struct _nvrtcProgram {
-  std::string source, name;
-  std::vector<std::pair<std::string, std::string>> headers;  // name, text
-  std::string entry, lowered_name;
-  std::string log, code;
-};
-
 namespace emulated {
 namespace {
 
-enum Result : int { kOk = 0, kInvalidInput = 3, kInvalidOption = 5, kCompilation = 6, kNameNotValid = 10 };
-
 constexpr int kCapabilities[] = {80, 86, 87, 89, 90, 100, 103, 120, 121};
 constexpr const char kPtxFolder[] = "kernel_pytorch/cuda/ptx/";
-const fs::path kRoot = fs::path(EMULATED_DEVICE_SOURCES) / ".." / ".." / "..";
-
-// Whether kernel_pytorch/hip takes the place of device/ptx.
-bool has_amd_primitives() {
-  const char* wanted = std::getenv("EMULATED_GPU_PRIMITIVES");
-  return wanted != nullptr && std::strcmp(wanted, "amd") == 0;
-}
-fs::path ptx_folder() {
-  return has_amd_primitives() ? kRoot / "kernel_pytorch" / "hip" / "ptx" : fs::path(EMULATED_DEVICE_SOURCES) / "ptx";
-}
+// What the prelude has in its place.
+constexpr const char kAmdWords[] = "kernel_pytorch/hip/words.cuh";
 
 std::string read_file(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -65,11 +47,6 @@ int minor_version() {
     uint64_t hash = 0xcbf29ce484222325u;
     std::vector<fs::path> files;
     for (const auto& item : fs::recursive_directory_iterator(EMULATED_DEVICE_SOURCES)) files.push_back(item.path());
-    if (has_amd_primitives()) {
-      for (const auto& item : fs::recursive_directory_iterator(kRoot / "kernel_pytorch" / "hip")) {
-        files.push_back(item.path());
-      }
-    }
     Dl_info own{};
     dladdr(reinterpret_cast<void*>(&read_file), &own);
     files.emplace_back(own.dli_fname);
@@ -155,18 +132,21 @@ std::string kernel_table(const _nvrtcProgram& program) {
          program.entry + ")text\";\n}\n";
 }
 
+}  // namespace
+
 int compile(_nvrtcProgram& program, int architecture, bool is_specific) {
+  const bool is_amd = architecture == kAmdArchitecture;
   const Folder folder;
   if (folder.path().empty()) {
     program.log = "emulated NVRTC: no temporary folder";
     return kCompilation;
   }
   for (const auto& [name, text] : program.headers) {
-    if (name.rfind(kPtxFolder, 0) != 0) {
-      write_file(folder.path() / name, rewrite(text));
+    if (name.rfind(kPtxFolder, 0) != 0 || is_amd) {
+      write_file(folder.path() / name, name == kAmdWords ? "" : rewrite(text));
       continue;
     }
-    const fs::path emulated = ptx_folder() / name.substr(sizeof(kPtxFolder) - 1);
+    const fs::path emulated = fs::path(EMULATED_DEVICE_SOURCES) / "ptx" / name.substr(sizeof(kPtxFolder) - 1);
     if (!fs::exists(emulated)) {
       program.log = "emulated NVRTC: " + name + " has no emulated counterpart " + emulated.string();
       return kCompilation;
@@ -175,7 +155,7 @@ int compile(_nvrtcProgram& program, int architecture, bool is_specific) {
   }
   const fs::path main = folder.path() / "main.cpp", object = folder.path() / "kernel.so", log = folder.path() / "log";
   write_file(main, "#include \"prelude.h\"\n#line 1 \"" + program.name + "\"\n" + rewrite(program.source) +
-                       kernel_table(program));
+                       kernel_table(program) + program.metadata);
   Dl_info own{};
   dladdr(reinterpret_cast<void*>(&read_file), &own);
   const std::string libraries = fs::absolute(own.dli_fname).parent_path().string();
@@ -188,11 +168,7 @@ int compile(_nvrtcProgram& program, int architecture, bool is_specific) {
       "-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt", "-ffp-contract=fast", "-D__CUDACC_RTC__=1",
       "-D__CUDACC__=1", "-I" + folder.path().string(), "-I" EMULATED_DEVICE_SOURCES, main.string(), "-o",
       object.string(), "-L" + libraries, "-l:libcuda.so.1", "-lm"};
-  if (has_amd_primitives()) {
-    arguments.insert(arguments.end(), {"-DEMULATED_AMD=1", "-I" + kRoot.string()});
-  } else {
-    arguments.push_back("-D__CUDA_ARCH__=" + std::to_string(architecture));
-  }
+  arguments.push_back(is_amd ? "-DEMULATED_AMD=1" : "-D__CUDA_ARCH__=" + std::to_string(architecture));
   if (is_specific) arguments.emplace_back("-D__CUDA_ARCH_FEAT_SM" + std::to_string(architecture / 10) + "_ALL=1");
   if (const char* keep = std::getenv("EMULATED_GPU_KEEP_SOURCES")) {
     fs::copy(folder.path(), fs::path(keep) / program.lowered_name,
@@ -205,7 +181,6 @@ int compile(_nvrtcProgram& program, int architecture, bool is_specific) {
   return kOk;
 }
 
-}  // namespace
 }  // namespace emulated
 
 using namespace emulated;

@@ -31,6 +31,52 @@ inline void keep_here(unsigned&) {}
 inline void synchronise_wave() {
   emulated_named_barrier(1 + static_cast<int>(emulated_thread.x / 64), 64, 1);
 }
+
+// MFMA, an instruction of a whole wave: both warps hand in what their lanes hold, and meet before and after they read
+// it. A wave has its place by its block's shared memory; the last lane to leave frees it.
+#define KP_HAS_MFMA 1
+struct EmulatedWave {
+  const char* block;
+  unsigned wave, left;
+  unsigned long long a[64], b[64];
+};
+inline EmulatedWave& emulated_wave() {
+  static EmulatedWave waves[256];
+  const unsigned wave = emulated_thread.x / 64;
+  EmulatedWave* unused = nullptr;
+  for (EmulatedWave& one : waves) {
+    if (one.block == emulated_shared_memory && one.wave == wave) return one;
+    if (one.block == nullptr && unused == nullptr) unused = &one;
+  }
+  if (unused == nullptr) emulated_fail("MFMA in more than 256 waves at once");
+  unused->block = emulated_shared_memory;
+  unused->wave = wave;
+  unused->left = 64;
+  return *unused;
+}
+template <class Value>
+inline void emulated_mfma(float (&sum)[4], unsigned long long a, unsigned long long b, Value value) {
+  EmulatedWave& wave = emulated_wave();
+  const unsigned lane = __lane_id();
+  wave.a[lane] = a;
+  wave.b[lane] = b;
+  synchronise_wave();
+  for (unsigned r = 0; r < 4; ++r) {
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned from = k / 4 * 16, part = k % 4 * 16;
+      sum[r] += value(static_cast<unsigned short>(wave.a[from + lane / 16 * 4 + r] >> part)) *
+                value(static_cast<unsigned short>(wave.b[from + lane % 16] >> part));
+    }
+  }
+  if (--wave.left == 0) wave.block = nullptr;
+  synchronise_wave();
+}
+inline void mfma_16x16x16_f32_bf16(float (&sum)[4], unsigned long long a, unsigned long long b) {
+  emulated_mfma(sum, a, b, [](unsigned short bits) { return __uint_as_float(static_cast<unsigned>(bits) << 16); });
+}
+inline void mfma_16x16x16_f32_f16(float (&sum)[4], unsigned long long a, unsigned long long b) {
+  emulated_mfma(sum, a, b, [](unsigned short bits) { return static_cast<float>(__builtin_bit_cast(_Float16, bits)); });
+}
 }  // namespace kernel_pytorch::hip
 
 // The forms that kernels use: a lane of its group of four for all four; four products of signed bytes.

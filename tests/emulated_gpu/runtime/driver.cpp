@@ -35,6 +35,7 @@ long environment_number(const char* name, long otherwise) {
 int read_capability() {
   const char* text = std::getenv("EMULATED_GPU_CAPABILITY");
   if (text == nullptr || *text == 0) return 90;
+  if (std::strcmp(text, "gfx90a") == 0) return kAmd;
   char* end = nullptr;
   const long major = std::strtol(text, &end, 10);
   if (*end != '.') return static_cast<int>(major);  // "90"
@@ -54,6 +55,8 @@ const Settings& settings() {
 
 int shared_limit() {
   switch (settings().capability) {
+    case kAmd:
+      return 64 << 10;
     case 80:
     case 87:
       return 163 << 10;
@@ -152,7 +155,9 @@ EMULATED_API cuDeviceGet(int* device, int ordinal) {
   return ordinal == 0 ? kOk : kInvalidValue;
 }
 EMULATED_API cuDeviceGetName(char* name, int length, int) {
-  std::snprintf(name, static_cast<size_t>(length), "Emulated sm_%d", settings().capability);
+  const bool is_amd = settings().capability == kAmd;
+  std::snprintf(name, static_cast<size_t>(length), is_amd ? "Emulated gfx90a" : "Emulated sm_%d",
+                settings().capability);
   return kOk;
 }
 EMULATED_API cuDeviceTotalMem_v2(size_t* bytes, int) {

@@ -155,8 +155,9 @@ void complete_bytes(unsigned barrier, Block& own, unsigned bytes);
 std::string describe_barrier(const void* barrier);
 std::string kernel_name();
 
+inline constexpr int kAmd = 0;  // EMULATED_GPU_CAPABILITY=gfx90a
 struct Settings {
-  int capability;
+  int capability;  // 90; kAmd
   int multiprocessors;
   uint64_t seed;
 };

@@ -263,7 +263,8 @@ Key key_of(const LtProduct& product, int device) {
 
 }  // namespace
 
-const char* cublaslt_obstacle() {
+const char* cublaslt_obstacle(const DeviceInfo& device) {
+  if (device.is_amd()) return "is a library for NVIDIA's GPUs, and this is AMD's";
   return library() == nullptr ? kAbsent : nullptr;
 }
 

@@ -11,7 +11,7 @@
 namespace kernel_pytorch::vendor {
 
 // Null, or why cuBLASLt cannot be used, with the cure. Looks again as long as there is none: a framework may bring it.
-const char* cublaslt_obstacle();
+const char* cublaslt_obstacle(const DeviceInfo& device);
 
 // The first places of the library's own list of algorithms for a problem, best first by its estimate, with its version:
 // what was measured with another one is not remembered.

@@ -42,7 +42,7 @@ registry::Support supports_cublaslt(const Product& problem, const DeviceInfo& de
   if (std::max({sizes.batch, sizes.m, sizes.n, sizes.k}) > std::numeric_limits<int32_t>::max()) {
     return registry::Support::no(kVendorTooLarge);
   }
-  return registry::Support::unless(vendor::cublaslt_obstacle());
+  return registry::Support::unless(vendor::cublaslt_obstacle(device));
 }
 
 std::vector<std::string> configs_of_cublaslt(const Product&, const DeviceInfo&) {

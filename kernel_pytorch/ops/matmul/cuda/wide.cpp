@@ -31,7 +31,7 @@ constexpr auto kFloatConfigFields = config_fields<FloatConfig>(config_field<&Flo
 constexpr ConfigFields fields_of(const FloatConfig&) {
   return kFloatConfigFields;
 }
-constexpr FloatConfig kFloatConfigs[] = {{.edge = 128}, {.edge = 64}};
+constexpr FloatConfig kFloatConfigs[] = {{.edge = 64}, {.edge = 128}};
 static_assert(are_legal(kFloatConfigs));
 
 const char* size_obstacle(const Product& problem, int64_t rows_of_block) {
@@ -55,14 +55,21 @@ registry::Support supports_float(const Product& problem, const DeviceInfo& devic
   return registry::Support::unless(size_obstacle(problem, 64));  // the smaller tile
 }
 
-std::vector<std::string> float_configs(const Product&, const DeviceInfo&) {
-  return config_texts(kFloatConfigs);
+bool takes_large_tiles(const DeviceInfo& device) {  // AMD's GPUs do not
+  return product::float_shared_bytes(128) <= device.cuda.shared_bytes_per_block;
+}
+
+std::vector<std::string> float_configs(const Product&, const DeviceInfo& device) {
+  std::vector<std::string> texts = config_texts(kFloatConfigs);
+  if (!takes_large_tiles(device)) texts.pop_back();
+  return texts;
 }
 
 // Small tiles where large ones would leave multiprocessors idle.
 int float_heuristic(const Product& problem, const DeviceInfo& device) {
   const Sizes sizes = sizes_of(problem);
-  return divide_up(sizes.m, 128) * divide_up(sizes.n, 128) * sizes.batch < device.cuda.multiprocessors ? 1 : 0;
+  const int64_t blocks = divide_up(sizes.m, 128) * divide_up(sizes.n, 128) * sizes.batch;
+  return takes_large_tiles(device) && blocks >= device.cuda.multiprocessors ? 1 : 0;
 }
 
 void run_float(const Product& problem, int config, Context& context) {
@@ -106,7 +113,7 @@ void run_double(const Product& problem, int, Context& context) {
 }
 
 std::vector<DeviceCode> double_device_code() {
-  return {product::double_code()};
+  return {product::double_code(product::kDoubleStages), product::double_code(product::kDoubleStages - 1)};
 }
 
 }  // namespace

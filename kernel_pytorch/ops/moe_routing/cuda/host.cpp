@@ -17,8 +17,13 @@ constexpr const char* kPlaceSource = "kernel_pytorch/ops/moe_routing/cuda/place.
 constexpr const char* kBackwardSource = "kernel_pytorch/ops/moe_routing/cuda/backward.cuh";
 constexpr int kSizes = 6;  // a lane's experts: 1 to 32, powers of two
 
+const char* shared_obstacle(int64_t experts, const DeviceInfo& device) {  // AMD's 64 KiB
+  const bool fits = place_shared_bytes(static_cast<int>(experts)) <= device.cuda.shared_bytes_per_block;
+  return fits ? nullptr : "has more experts than a block's shared memory counts";
+}
 registry::Support supports_forward(const Forward& problem, const DeviceInfo& device) {
-  return registry::Support::unless(cuda_obstacle(problem.logits.dtype, device));
+  if (const char* obstacle = cuda_obstacle(problem.logits.dtype, device)) return registry::Support::no(obstacle);
+  return registry::Support::unless(shared_obstacle(problem.logits.sizes[1], device));
 }
 registry::Support supports_backward(const Backward& problem, const DeviceInfo& device) {
   return registry::Support::unless(cuda_obstacle(problem.logits.dtype, device));
@@ -201,8 +206,9 @@ uint64_t permute_hash() {
 std::vector<DeviceCode> permute_code() {
   return {place_code("count"), place_code("place")};
 }
-registry::Support supports_permute(const Permute&, const DeviceInfo& device) {
-  return registry::Support::unless(cuda_obstacle(device));
+registry::Support supports_permute(const Permute& problem, const DeviceInfo& device) {
+  if (const char* obstacle = cuda_obstacle(device)) return registry::Support::no(obstacle);
+  return registry::Support::unless(shared_obstacle(problem.num_experts, device));
 }
 std::vector<DeviceCode> backward_code() {
   return all_code(kBackwardSource, "backward");

@@ -40,7 +40,7 @@ registry::Support supports_cublaslt(const Product& problem, const DeviceInfo& de
       !has_rows_of_16_bytes(problem.output)) {
     return registry::Support::no(kVendorSizes);
   }
-  return registry::Support::unless(vendor::cublaslt_obstacle());
+  return registry::Support::unless(vendor::cublaslt_obstacle(device));
 }
 
 std::vector<std::string> configs_of_cublaslt(const Product&, const DeviceInfo&) {

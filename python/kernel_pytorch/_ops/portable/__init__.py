@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ... import _torch as _torch  # loads the library
+from ..._devices import has_amd_kernels
 from ..._library import KernelPyTorchError
 from ..._shape_rules import Output, declared
 from ...utils.rehearsal import CPU, workspace_bytes
@@ -109,9 +110,9 @@ def _as_declared(op: str, values: dict[str, Any], outputs: Sequence[Output], mad
 def register(library: Any) -> None:
     """Gives every op a kernel on every device of DISPATCH_KEYS; `library` keeps the registrations as long as it lives.
 
-    A torch built for ROCm says "cuda" of AMD's GPUs, for which the library has no kernels either.
+    A torch built for ROCm says "cuda" of AMD's GPUs, on which the library runs kernels where KERNEL_PYTORCH_AMD asks.
     """
-    is_rocm = getattr(torch.version, "hip", None) is not None
+    is_rocm = getattr(torch.version, "hip", None) is not None and not has_amd_kernels()
     for op in declared():
         packet = getattr(torch.ops.kernel_pytorch, op)
         for name in packet.overloads():

@@ -37,6 +37,7 @@ __device__ __forceinline__ void load_doubles(const TileOperand& operand, int32_t
   }
 }
 
+template <int kStages>
 __global__ void __launch_bounds__(kTileThreads, 1) double_product(const __grid_constant__ TileArguments arguments) {
   extern __shared__ __align__(16) unsigned char memory[];
   const auto* values = reinterpret_cast<const double*>(memory);
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(kTileThreads, 1) double_product(const __grid_c
   const int32_t steps = (arguments.k + kDoubleDepth - 1) / kDoubleDepth;
   const auto load = [&](int32_t step) {
     if (step < steps) {
-      const uint32_t target = stages + step % kDoubleStages * kDoubleStageBytes;
+      const uint32_t target = stages + step % kStages * kDoubleStageBytes;
       const int32_t k = step * kDoubleDepth;
       load_doubles<kDoubleRows>(arguments.a, first_row, arguments.m, arguments.k, k, target);
       load_doubles<kDoubleColumns>(arguments.b, first_column, arguments.n, arguments.k, k,
@@ -56,16 +57,16 @@ __global__ void __launch_bounds__(kTileThreads, 1) double_product(const __grid_c
     }
     ptx::cp_async_commit_group();
   };
-  for (int i = 0; i < kDoubleStages - 1; ++i) load(i);
+  for (int i = 0; i < kStages - 1; ++i) load(i);
   double sums[2][4][4] = {};
   double row_sum = 0.0;
   const bool sums_rows = arguments.row_sums.data != nullptr && blockIdx.x == 0 && thread < kDoubleRows;
 #pragma unroll 1
   for (int32_t step = 0; step < steps; ++step) {
-    ptx::cp_async_wait_group<kDoubleStages - 2>();
+    ptx::cp_async_wait_group<kStages - 2>();
     __syncthreads();
-    load(step + kDoubleStages - 1);  // into the stage that all warps have read
-    const double* a = values + step % kDoubleStages * (kDoubleStageBytes / 8);
+    load(step + kStages - 1);  // into the stage that all warps have read
+    const double* a = values + step % kStages * (kDoubleStageBytes / 8);
     const double* b = a + kDoubleRows * kDoublePitch;
     if (sums_rows) {
       for (int k = 0; k < kDoubleDepth; ++k) row_sum += a[thread * kDoublePitch + k];

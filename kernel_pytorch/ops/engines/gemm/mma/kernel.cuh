@@ -1,12 +1,11 @@
-// A matrix product of 16-bit types by mma.m16n8k16, for tensor cores before and after Hopper's: blocks of 128 x 128,
-// eight warps of 64 x 32, a ring of stages that each thread fills by cp.async, ldmatrix for every order of the
-// operands. Rows (or columns, as they lie) begin at multiples of 16 bytes. sm_80.
+// A matrix product of 16-bit types by mma.m16n8k16 (AMD: MFMA), for tensor cores before and after Hopper's: blocks of
+// 128 x 128, a ring of stages that each thread fills by cp.async, every order of the operands. Rows (or columns, as
+// they lie) begin at multiples of 16 bytes. sm_80.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
-#include "kernel_pytorch/cuda/ptx/matrix_move.cuh"
 #include "kernel_pytorch/cuda/ptx/memory.cuh"
-#include "kernel_pytorch/cuda/tile/mma.cuh"
+#include "kernel_pytorch/cuda/tile/block_product.cuh"
 #include "kernel_pytorch/ops/engines/gemm/tile/kernel.cuh"
 
 namespace kernel_pytorch::product {
@@ -20,6 +19,7 @@ class MmaOperand {
   static constexpr int kVectors = (kAcross ? kMmaEdge : kMmaDepth) / 8;  // of a row
 
  public:
+  using Layout = tile::StageLayout<kAcross, kPitch>;
   __device__ __forceinline__ MmaOperand(const TileOperand& operand, int32_t first, int32_t rows, int32_t depth,
                                         const int32_t* gather = nullptr)
       : data_(static_cast<const T*>(operand.data) + blockIdx.z * operand.batch),
@@ -39,18 +39,6 @@ class MmaOperand {
       const int32_t bytes = outer < outer_end ? min(max((inner_end - inner) * 2, 0), 16) : 0;
       const T* source = bytes > 0 ? data_ + memory_line(outer) * stride_ + inner : data_;
       ptx::cp_async_cg_shared_global_16_fill(target + line * kPitch + within * 2, source, static_cast<uint32_t>(bytes));
-    }
-  }
-
-  // Four 8 x 8 matrices of a 16 (rows) by 16 (k) block: rows first, then k, or (kColumnsOfB) the other way round.
-  template <bool kColumnsOfB>
-  static __device__ __forceinline__ void fragment(uint32_t (&words)[4], uint32_t stage, int row, int k) {
-    const int lane = static_cast<int>(threadIdx.x % 32), matrix = lane / 8;
-    const int high_row = kColumnsOfB ? matrix / 2 : matrix % 2, high_k = kColumnsOfB ? matrix % 2 : matrix / 2;
-    if constexpr (kAcross) {
-      ptx::ldmatrix_x4_trans(words, stage + (k + 8 * high_k + lane % 8) * kPitch + (row + 8 * high_row) * 2);
-    } else {
-      ptx::ldmatrix_x4(words, stage + (row + 8 * high_row + lane % 8) * kPitch + (k + 8 * high_k) * 2);
     }
   }
 
@@ -75,8 +63,6 @@ __device__ __forceinline__ void mma_tile(const TileArguments& arguments, int32_t
   using OperandB = MmaOperand<T, kAcrossB, kGathers>;
   const OperandA a(arguments.a, first_row, arguments.m, arguments.k, gather_a);
   const OperandB b(arguments.b, first_column, arguments.n, arguments.k, gather_b);
-  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  const int warp_row = warp / 4 * 64, warp_column = warp % 4 * 32;
   const int32_t steps = (arguments.k + kMmaDepth - 1) / kMmaDepth;
   const auto load = [&](int32_t step) {
     if (step < steps) {
@@ -87,7 +73,7 @@ __device__ __forceinline__ void mma_tile(const TileArguments& arguments, int32_t
     ptx::cp_async_commit_group();
   };
   for (int i = 0; i < kMmaStages - 1; ++i) load(i);
-  float sums[4][4][4] = {};
+  tile::BlockProduct<T, typename OperandA::Layout, typename OperandB::Layout> product;
 #pragma unroll 1
   for (int32_t step = 0; step < steps; ++step) {
     ptx::cp_async_wait_group<kMmaStages - 2>();
@@ -95,42 +81,14 @@ __device__ __forceinline__ void mma_tile(const TileArguments& arguments, int32_t
     load(step + kMmaStages - 1);  // into the stage that all warps have read
     const uint32_t stage_a = stages + step % kMmaStages * 2 * kMmaOperandBytes, stage_b = stage_a + kMmaOperandBytes;
 #pragma unroll
-    for (int k = 0; k < kMmaDepth; k += 16) {
-      uint32_t of_a[4][4], of_b[2][4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        OperandA::template fragment<false>(of_a[i], stage_a, warp_row + 16 * i, k);
-      }
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        OperandB::template fragment<true>(of_b[j], stage_b, warp_column + 16 * j, k);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          tile::multiply_fragments<T>(sums[i][j], of_a[i], of_b[j / 2][j % 2 * 2], of_b[j / 2][j % 2 * 2 + 1]);
-        }
-      }
-    }
+    for (int k = 0; k < kMmaDepth; k += 16) product.add(stage_a, stage_b, k);
   }
   ptx::cp_async_wait_group<0>();
   auto& finished = *reinterpret_cast<float(*)[kTileRowsAtOnce][kMmaEdge]>(memory);
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
     __syncthreads();
-    if (warp / 4 == half) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-#pragma unroll
-          for (int r = 0; r < 4; ++r) {
-            finished[16 * i + lane / 4 + r / 2 * 8][warp_column + 8 * j + lane % 4 * 2 + r % 2] = sums[i][j][r];
-          }
-        }
-      }
-    }
+    product.store(finished, half);
     __syncthreads();
     finish_rows(arguments, finished, first_row + half * kTileRowsAtOnce, first_column);
   }

@@ -144,9 +144,9 @@ void float_launch(const FloatVariant& variant, int64_t batch, TileArguments& arg
                DType::kFloat32, DType::kFloat32, batch, arguments, context, label);
 }
 
-DeviceCode double_code() {
+DeviceCode double_code(int stages) {
   return {.source = kDoubleSource,
-          .entry = "kernel_pytorch::product::double_product",
+          .entry = concat("kernel_pytorch::product::double_product<", stages, ">"),
           .minimum_capability = 80,
           .architecture_specific = false};
 }
@@ -156,10 +156,12 @@ uint64_t double_source_hash() {
 }
 
 void double_launch(int64_t batch, TileArguments& arguments, Context& context, const std::string& label) {
-  static KernelTable<1> kernels;
-  CUkern_st* kernel = kernels.get(0, context, double_code);
-  launch_tiles(kernel, {kDoubleRows, kDoubleColumns}, kDoubleSharedBytes, DType::kFloat64, DType::kFloat64, batch,
-               arguments, context, label);
+  static KernelTable<2> kernels;
+  const bool is_small = kDoubleSharedBytes > context.info->cuda.shared_bytes_per_block;  // AMD's 64 KiB
+  const int stages = is_small ? kDoubleStages - 1 : kDoubleStages;
+  CUkern_st* kernel = kernels.get(is_small, context, [&] { return double_code(stages); });
+  launch_tiles(kernel, {kDoubleRows, kDoubleColumns}, static_cast<unsigned>(stages * kDoubleStageBytes),
+               DType::kFloat64, DType::kFloat64, batch, arguments, context, label);
 }
 
 namespace {

@@ -46,8 +46,8 @@ uint64_t float_source_hash();
 void float_launch(const FloatVariant& variant, int64_t batch, TileArguments& arguments, Context& context,
                   const std::string& label);
 
-// fp64 by mma, whatever the strides.
-DeviceCode double_code();
+// fp64 by mma, whatever the strides; kDoubleStages or one less.
+DeviceCode double_code(int stages);
 uint64_t double_source_hash();
 void double_launch(int64_t batch, TileArguments& arguments, Context& context, const std::string& label);
 
