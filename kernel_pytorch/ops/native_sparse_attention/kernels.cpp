@@ -114,7 +114,7 @@ constexpr const char* kBackwardShapes = R"(
 
 constinit const registry::Operation<Forward> kForward = registry::declared<Forward, kForwardFields, forward_flops>(
     {.name = "native_sparse_attention_forward",
-     .kernels = registry::kernel_list<kForwardCuda, kForwardCpu, kForwardReference>,
+     .kernels = registry::kernel_list<kForwardMma, kForwardCuda, kForwardCpu, kForwardReference>,
      .precision = precision<Forward>,
      .set_trial_inputs = set_trial_inputs,
      .request = kRequest,

@@ -1,0 +1,59 @@
+// What host and device agree on for the kernels on mma: the tile of a block of threads, and its shared memory.
+//
+// A tile has 64 rows: a few neighbouring tokens by the heads that share a key head. A token has 1 << head_shift rows,
+// those beyond the group's heads are empty.
+#pragma once
+
+#include "kernel_pytorch/ops/native_sparse_attention/cuda/arguments_cuda.h"
+
+namespace kernel_pytorch::native_sparse_attention {
+
+inline constexpr int kMmaWarps = 4, kMmaThreads = kMmaWarps * 32;
+inline constexpr int kMmaRows = kMmaWarps * 16;
+inline constexpr int kMmaKeys = 64;    // of a step
+inline constexpr int kMostShift = 4;   // 16 heads of a group: a warp's rows
+inline constexpr int kMmaStages = 2;   // steps whose keys and values are in shared memory
+inline constexpr int kStatistics = 4;  // of a row of queries: lse, delta, gate, times
+
+struct MmaArguments {
+  Arguments all;
+  int32_t head_shift;  // log2 of the rows of a token
+  int32_t tiles;       // of 64 rows, of an entry of the batch
+  bool may_repeat;     // a list may name a block twice
+  // Gradients of keys
+  uint32_t* seen_by;         // [batch, key_heads, key_blocks, words]: the tokens that chose a block, a bit for each
+  int32_t words;             // of 32 tokens
+  int32_t* repeats;          // whether any list names a block twice
+  float* partial;            // sums of a tile of 64 keys [key, then value] and of a share of the tokens
+  int32_t blocks_per_split;  // unused where there is one split
+  int32_t key_tiles, splits, block_tiles, first_tiles;
+};
+
+// A row in shared memory: 16 bytes more than its elements, so that eight rows at one column lie in eight banks.
+KP_SHARED_CODE constexpr int row_pitch(int size) {
+  return size * 2 + 16;
+}
+KP_SHARED_CODE constexpr int32_t tile_tokens(const MmaArguments& a) {
+  return kMmaRows >> a.head_shift;
+}
+KP_SHARED_CODE constexpr int32_t bit_words(const MmaArguments& a) {
+  return (tile_tokens(a) + 31) / 32;
+}
+
+// Bytes: rows (queries, and of the backward gradients of the output), keys and values of the stages, places, lists,
+// importance of a step, and scores of blocks or, later, the tokens that chose each.
+KP_SHARED_CODE constexpr int64_t mma_shared_bytes(const MmaArguments& a, int size, bool is_backward) {
+  const int64_t tokens = tile_tokens(a), rows = int64_t{kMmaRows} * (is_backward ? 2 : 1);
+  const int64_t blocks = a.all.chooses                      ? tokens * a.all.key_blocks
+                         : a.all.gates[1].data != nullptr ? int64_t{bit_words(a)} * a.all.key_blocks
+                                                          : 0;
+  return (rows + 2 * kMmaStages * kMmaKeys) * row_pitch(size) +
+         4 * (tokens * (3 + a.all.list_length) + (a.all.chooses ? tokens * kMmaKeys : 0) + blocks);
+}
+// Keys and values of a tile, queries and gradients of the output of the stages with their statistics and tokens.
+KP_SHARED_CODE constexpr int64_t mma_tile_shared_bytes(int size) {
+  return int64_t{2} * (kMmaKeys + kMmaStages * kMmaRows) * row_pitch(size) +
+         int64_t{4} * kMmaStages * kMmaRows * (kStatistics + 2);
+}
+
+}  // namespace kernel_pytorch::native_sparse_attention
