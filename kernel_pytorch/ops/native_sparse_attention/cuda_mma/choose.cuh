@@ -98,8 +98,8 @@ __device__ __forceinline__ void choose_list(const Arguments& a, const Tile& tile
   if (local + first < wanted) search();
   for (int32_t taken = local + first; taken < wanted; ++taken) {
     const uint32_t most = __reduce_max_sync(kAll, best);
-    const auto block = static_cast<int32_t>(
-        __reduce_min_sync(kAll, best == most ? static_cast<uint32_t>(best_block) : 0x7fffffffu));
+    const auto block =
+        static_cast<int32_t>(__reduce_min_sync(kAll, best == most ? static_cast<uint32_t>(best_block) : 0x7fffffffu));
     if (best == most && best_block == block) {
       scores[block] = tile::minus_infinity();
       search();

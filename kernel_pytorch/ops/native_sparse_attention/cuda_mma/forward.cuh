@@ -4,31 +4,9 @@
 #pragma once
 
 #include "kernel_pytorch/ops/native_sparse_attention/cuda_mma/choose.cuh"
+#include "kernel_pytorch/ops/native_sparse_attention/cuda_mma/means.cuh"
 
 namespace kernel_pytorch::native_sparse_attention {
-
-// Means of blocks, rounded to elements; rows that no sequence has are zeros.
-template <class Element>
-__global__ void __launch_bounds__(kMmaThreads) compress_elements(const __grid_constant__ MmaArguments arguments) {
-  const Arguments& a = arguments.all;
-  const auto row = static_cast<int32_t>(blockIdx.x % a.compressed);
-  const auto head = static_cast<int32_t>(blockIdx.x / a.compressed % a.key_heads);
-  const auto batch = static_cast<int32_t>(blockIdx.x / a.compressed / a.key_heads);
-  const int32_t first = first_of_mean(a, row);
-  const float share = 1.0f / static_cast<float>(a.compress_block);
-  for (auto i = static_cast<int32_t>(threadIdx.x); i < a.size + a.value_size; i += kMmaThreads) {
-    const bool is_key = i < a.size;
-    const Rows& from = is_key ? a.key : a.value;
-    const int32_t column = is_key ? i : i - a.size;
-    float sum = 0;
-#pragma unroll 4
-    for (int32_t k = 0; first >= 0 && k < a.compress_block; ++k) {
-      sum += tile::to_float(row_at<Element>(from, batch, first + k, head)[column]);
-    }
-    result_at<Element>(is_key ? a.means_of_key : a.means_of_value, batch, row, head)[column] =
-        tile::from_float<Element>(sum * share);
-  }
-}
 
 template <class Element, int kSize>
 class MmaForward {
@@ -58,12 +36,12 @@ class MmaForward {
     if (all_.gates[1].data != nullptr) {
       if (!all_.chooses) tile_.load_lists();
       begin_branch();
-      tile_.walk_lists([&](const KeyStep& step, int stage, const int32_t(&low)[2], const int32_t(&high)[2],
-                           const float(&times)[2]) {
-        const float logarithms[2] = {times[0] == 1.0f ? 0.0f : ptx::lg2_approx_ftz_f32(times[0]),
-                                     times[1] == 1.0f ? 0.0f : ptx::lg2_approx_ftz_f32(times[1])};
-        attend(step, stage, low, high, logarithms, true);
-      });
+      tile_.walk_lists(
+          [&](const KeyStep& step, int stage, const int32_t(&low)[2], const int32_t(&high)[2], const float(&times)[2]) {
+            const float logarithms[2] = {times[0] == 1.0f ? 0.0f : ptx::lg2_approx_ftz_f32(times[0]),
+                                         times[1] == 1.0f ? 0.0f : ptx::lg2_approx_ftz_f32(times[1])};
+            attend(step, stage, low, high, logarithms, true);
+          });
       float logarithm[2];
       end_branch(1, logarithm);
     }

@@ -1,4 +1,5 @@
-// Host side of the forward on mma: means of blocks as elements in scratch memory, then a block of threads for each tile.
+// Host side of the forward on mma: means of blocks as elements in scratch memory, then a block of threads for each
+// tile.
 #include <iterator>
 #include <vector>
 
@@ -14,8 +15,8 @@ constexpr int64_t kMostBlocks = int64_t{1} << 31;
 DeviceCode code_of(DType dtype, int size) {
   const std::string own(element_type_name(dtype)), of = "kernel_pytorch::native_sparse_attention::";
   return {.source = kSource,
-          .entry = size == 0 ? concat(of, "compress_elements<", own, ">")
-                             : concat(of, "mma_forward<", own, ", ", size, ">"),
+          .entry =
+              size == 0 ? concat(of, "compress_elements<", own, ">") : concat(of, "mma_forward<", own, ", ", size, ">"),
           .minimum_capability = 80,
           .architecture_specific = false};
 }

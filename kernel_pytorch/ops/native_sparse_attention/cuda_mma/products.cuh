@@ -127,8 +127,7 @@ class RunningSoftmax {
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       const bool is_empty = largest_[row] == tile::minus_infinity();
       factor[row] = is_empty ? 0.0f : 1.0f / sum;
-      logarithm[row] =
-          is_empty ? tile::minus_infinity() : largest_[row] * scale + ptx::lg2_approx_ftz_f32(sum);
+      logarithm[row] = is_empty ? tile::minus_infinity() : largest_[row] * scale + ptx::lg2_approx_ftz_f32(sum);
     }
   }
 

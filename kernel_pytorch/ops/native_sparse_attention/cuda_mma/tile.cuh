@@ -30,7 +30,12 @@ class BlockSteps {
  public:
   __device__ __forceinline__ BlockSteps(const uint32_t* bits, int32_t words, int32_t blocks, int32_t block_size,
                                         int32_t key_begin, int32_t key_end)
-      : bits_(bits), words_(words), blocks_(blocks), block_size_(block_size), key_begin_(key_begin), key_end_(key_end) {}
+      : bits_(bits),
+        words_(words),
+        blocks_(blocks),
+        block_size_(block_size),
+        key_begin_(key_begin),
+        key_end_(key_end) {}
 
   __device__ __forceinline__ KeyStep next() {
     offset_ += kMmaKeys;
@@ -112,7 +117,9 @@ class QueryTile {
       place[half] = exists[half] ? places[slot[half]] : Place{-1, 0, 0};
     }
   }
-  __device__ __forceinline__ bool sees_nothing() const { return first_slot >= end_slot; }
+  __device__ __forceinline__ bool sees_nothing() const {
+    return first_slot >= end_slot;
+  }
 
   __device__ __forceinline__ uint32_t query_rows(int32_t of_warp) const {
     return ptx::shared_address(shared_) + of_warp * 16 * kPitch;
@@ -123,7 +130,9 @@ class QueryTile {
   __device__ __forceinline__ uint32_t key_rows(int stage) const {
     return query_rows(0) + (kBackward ? 2 : 1) * kMmaRows * kPitch + stage * kStageBytes;
   }
-  __device__ __forceinline__ uint32_t value_rows(int stage) const { return key_rows(stage) + kMmaKeys * kPitch; }
+  __device__ __forceinline__ uint32_t value_rows(int stage) const {
+    return key_rows(stage) + kMmaKeys * kPitch;
+  }
 
   // What this thread's rows see of the branches that see ranges.
   __device__ __forceinline__ void compressed_ranges(int32_t (&low)[2], int32_t (&high)[2]) const {
@@ -303,8 +312,8 @@ class QueryTile {
 // Whether any row of the warp sees a key of the step; all lanes.
 __device__ __forceinline__ bool sees_any(const KeyStep& step, const int32_t (&low)[2], const int32_t (&high)[2]) {
   const int32_t end = step.first + step.rows;
-  return __any_sync(0xffffffffu, max(low[0], step.first) < min(high[0], end) ||
-                                     max(low[1], step.first) < min(high[1], end)) != 0;
+  return __any_sync(0xffffffffu,
+                    max(low[0], step.first) < min(high[0], end) || max(low[1], step.first) < min(high[1], end)) != 0;
 }
 // Scores of keys that the thread's rows do not see become -inf.
 template <int kCount>
