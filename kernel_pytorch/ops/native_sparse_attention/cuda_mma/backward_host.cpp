@@ -76,11 +76,6 @@ registry::Support supports(const Backward& problem, const DeviceInfo& device) {
   return registry::Support::unless(mma_obstacle(a, dtype, device, true));
 }
 
-template <class T>
-T* scratch_of(Context& context, int64_t count) {
-  return static_cast<T*>(context.scratch->allocate(static_cast<size_t>(std::max<int64_t>(count, 1)) * sizeof(T)));
-}
-
 struct Launcher {
   Context& context;
   DType dtype;

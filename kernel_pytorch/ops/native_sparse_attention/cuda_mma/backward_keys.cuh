@@ -199,41 +199,47 @@ class MmaBackwardKeys {
   __device__ __forceinline__ void add(int branch, int ring, int stage) {
     const int32_t warp = static_cast<int32_t>(threadIdx.x / 32), lane = static_cast<int32_t>(threadIdx.x % 32);
     const int32_t* slots = slots_ + ring * kMmaRows;
-    Sums<kMmaRows> scores, differences;
-    const uint32_t own_keys = keys_ + warp * 16 * kPitch;
-    multiply_rows<Element, kMmaRows, kSize>(scores, own_keys, query_rows(stage));
-    multiply_rows<Element, kMmaRows, kSize>(differences, own_keys + kMmaKeys * kPitch, grad_rows(stage));
     // Tokens ascend: where the first sees every key of the tile, all do, but for the end of a window.
     const int32_t place = slots[0] + offset_;
     const int32_t seen = kCompressed ? compressed_before(all_, place + 1) : place + 1;
-    if (seen < first_ + rows_ || (!kCompressed && branch == 2)) hide(branch, slots, scores);
+    const bool hides = seen < first_ + rows_ || (!kCompressed && branch == 2);
     const bool has_times = !kCompressed && branch == 1 && repeats_;
+    const uint32_t own_keys = keys_ + warp * 16 * kPitch;
+#pragma unroll 1
+    for (int32_t begin = 0; begin < kMmaRows; begin += kMmaPart) {
+      Sums<kMmaPart> scores, differences;
+      multiply_rows<Element, kMmaPart, kSize>(scores, own_keys, query_rows(stage) + begin * kPitch);
+      multiply_rows<Element, kMmaPart, kSize>(differences, own_keys + kMmaKeys * kPitch,
+                                              grad_rows(stage) + begin * kPitch);
+      if (hides) hide(branch, slots, begin, scores);
 #pragma unroll
-    for (int i = 0; i < kMmaRows / 2; i += 4) {
+      for (int i = 0; i < kMmaPart / 2; i += 4) {
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int32_t column = tile::fragment_column(lane, i + j);
-        const Statistics own = statistics_[stage * kMmaRows + column];
-        const float gate = has_times ? own.gate * times_[ring * kMmaRows + column] : own.gate;
+        for (int j = 0; j < 2; ++j) {
+          const int32_t column = begin + tile::fragment_column(lane, i + j);
+          const Statistics own = statistics_[stage * kMmaRows + column];
+          const float gate = has_times ? own.gate * times_[ring * kMmaRows + column] : own.gate;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float& score = scores.values[i + 2 * half + j];
-          float& difference = differences.values[i + 2 * half + j];
-          score = gate * ptx::ex2_approx_ftz_f32(score * scale_ - own.lse);
-          difference = score * (difference - own.delta);
+          for (int half = 0; half < 2; ++half) {
+            float& score = scores.values[i + 2 * half + j];
+            float& difference = differences.values[i + 2 * half + j];
+            score = gate * ptx::ex2_approx_ftz_f32(score * scale_ - own.lse);
+            difference = score * (difference - own.delta);
+          }
         }
       }
+      add_products<Element, kSize, kMmaPart>(grad_value_, scores, grad_rows(stage) + begin * kPitch);
+      add_products<Element, kSize, kMmaPart>(grad_key_, differences, query_rows(stage) + begin * kPitch);
     }
-    add_products<Element, kSize, kMmaRows>(grad_value_, scores, grad_rows(stage));
-    add_products<Element, kSize, kMmaRows>(grad_key_, differences, query_rows(stage));
   }
 
-  __device__ __forceinline__ void hide(int branch, const int32_t* slots, Sums<kMmaRows>& scores) {
+  __device__ __forceinline__ void hide(int branch, const int32_t* slots, int32_t begin, Sums<kMmaPart>& scores) {
     const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
     const int32_t key = first_ + static_cast<int32_t>(threadIdx.x / 32) * 16 + lane / 4;
 #pragma unroll
-    for (int i = 0; i < kMmaRows / 2; ++i) {
-      const int32_t place = slots[tile::fragment_column(lane, i) >> arguments_.head_shift] + offset_;
+    for (int i = 0; i < kMmaPart / 2; ++i) {
+      const int32_t column = begin + tile::fragment_column(lane, i);
+      const int32_t place = slots[column >> arguments_.head_shift] + offset_;
       const int32_t own = key + i / 2 % 2 * 8;
       const int32_t end = kCompressed ? compressed_before(all_, place + 1) : place + 1;
       const bool is_near = kCompressed || branch == 1 || own > place - all_.window;

@@ -10,11 +10,14 @@ namespace kernel_pytorch::native_sparse_attention {
 
 template <class Element, int kSize>
 class MmaBackwardQuery {
-  using Tile = QueryTile<Element, kSize, true>;
+  using Tile = QueryTile<Element, kSize, true, 1>;
 
  public:
   __device__ __forceinline__ MmaBackwardQuery(const MmaArguments& arguments, char* shared)
-      : arguments_(arguments), all_(arguments.all), tile_(arguments, shared), scale_(arguments.all.scale * kLog2e) {}
+      : arguments_(arguments),
+        all_(arguments.all),
+        tile_(arguments, shared, static_cast<int32_t>(blockIdx.x)),
+        scale_(arguments.all.scale * kLog2e) {}
 
   __device__ __forceinline__ void run() {
     tile_.start();
@@ -59,22 +62,28 @@ class MmaBackwardQuery {
 
   __device__ __forceinline__ void differentiate(const KeyStep& step, int stage, const int32_t (&low)[2],
                                                 const int32_t (&high)[2], const float (&times)[2], bool is_second) {
-    if (!sees_any(step, low, high)) return;
-    Sums<kMmaKeys> scores, differences;
-    multiply_rows<Element, kMmaKeys, kSize>(scores, tile_.query_rows(tile_.warp), tile_.key_rows(stage));
-    multiply_rows<Element, kMmaKeys, kSize>(differences, tile_.grad_rows(tile_.warp), tile_.value_rows(stage));
-    hide_scores(scores.values, step, low, high);
+#pragma unroll 1
+    for (int32_t begin = 0; begin < step.rows; begin += kMmaPart) {
+      const KeyStep part{step.first + begin, min(kMmaPart, step.rows - begin)};
+      if (!sees_any(part, low, high)) continue;
+      const uint32_t key_rows = tile_.key_rows(stage) + begin * Tile::kPitch;
+      Sums<kMmaPart> scores, differences;
+      multiply_rows<Element, kMmaPart, kSize>(scores, tile_.query_rows(tile_.warp), key_rows);
+      multiply_rows<Element, kMmaPart, kSize>(differences, tile_.grad_rows(tile_.warp),
+                                              tile_.value_rows(stage) + begin * Tile::kPitch);
+      hide_scores(scores.values, part, low, high);
 #pragma unroll
-    for (int i = 0; i < kMmaKeys / 2; ++i) {
-      const int half = i / 2 % 2;
-      const float share = times[half] * ptx::ex2_approx_ftz_f32(scores.values[i] * scale_ - lse_[half]);
-      if (is_second) {
-        scores.values[i] = gate_[half] * share * (differences.values[i] - delta_[half]);
-      } else {
-        delta_[half] += share * differences.values[i];
+      for (int i = 0; i < kMmaPart / 2; ++i) {
+        const int half = i / 2 % 2;
+        const float share = times[half] * ptx::ex2_approx_ftz_f32(scores.values[i] * scale_ - lse_[half]);
+        if (is_second) {
+          scores.values[i] = gate_[half] * share * (differences.values[i] - delta_[half]);
+        } else {
+          delta_[half] += share * differences.values[i];
+        }
       }
+      if (is_second) add_products<Element, kSize, kMmaPart>(grad_, scores, key_rows);
     }
-    if (is_second) add_products<Element, kSize, kMmaKeys>(grad_, scores, tile_.key_rows(stage));
   }
 
   __device__ __forceinline__ void load_statistics(int branch) {

@@ -22,9 +22,10 @@ inline int mma_size(const Arguments& a) {
 }
 
 // Of the tiles whose shared memory is there that with the fewest rows for a token, or else that with the most.
-inline MmaArguments mma_arguments(const Arguments& all, int64_t shared_bytes, bool is_backward) {
+inline MmaArguments mma_arguments(const Arguments& all, int64_t shared_bytes, bool is_backward, int row_blocks = 1) {
   MmaArguments a{};
   a.all = all;
+  a.row_blocks = row_blocks;
   while (a.head_shift < kMostShift && 1 << a.head_shift < all.group) ++a.head_shift;
   while (a.head_shift < kMostShift && mma_shared_bytes(a, mma_size(all), is_backward) + kMmaReserve > shared_bytes) {
     ++a.head_shift;
@@ -57,6 +58,11 @@ inline const char* mma_obstacle(const Arguments& a, DType dtype, const DeviceInf
     return "the tile, its lists and the blocks of keys do not fit into shared memory";
   }
   return nullptr;
+}
+
+template <class T>
+inline T* scratch_of(Context& context, int64_t count) {
+  return static_cast<T*>(context.scratch->allocate(static_cast<size_t>(std::max<int64_t>(count, 1)) * sizeof(T)));
 }
 
 inline void start_mma(Context& context, CUkern_st* kernel, int64_t blocks, int64_t shared_bytes,

@@ -19,7 +19,7 @@ inline constexpr float kLog2e = 1.44269504088896f, kLn2 = 0.693147180559945f;
 // Accumulators of 16 rows and kColumns columns, by groups of 8 columns (tile/fragment.cuh).
 template <int kColumns>
 struct Sums {
-  float values[kColumns / 2];
+  float values[kColumns == 0 ? 1 : kColumns / 2];
   __device__ __forceinline__ float (&group(int i))[4] { return *reinterpret_cast<float(*)[4]>(values + 4 * i); }
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -27,47 +27,68 @@ struct Sums {
   }
 };
 
-// sums = A B^T over kSize columns: A has this warp's 16 rows, B kColumns rows.
-template <class Element, int kColumns, int kSize>
-__device__ __forceinline__ void multiply_rows(Sums<kColumns>& sums, uint32_t a, uint32_t b) {
+// sums = A B^T over kSize columns: A has this warp's kBlocks times 16 rows, B kColumns rows.
+template <class Element, int kColumns, int kSize, int kBlocks>
+__device__ __forceinline__ void multiply_rows(Sums<kColumns> (&sums)[kBlocks], uint32_t a, uint32_t b) {
   constexpr int kPitch = row_pitch(kSize);
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t a_lane = a + lane % 16 * kPitch + lane / 16 * 16;
   const uint32_t b_lane = b + (lane % 8 + lane / 16 * 8) * kPitch + lane / 8 % 2 * 16;
-  sums.clear();
+#pragma unroll
+  for (auto& block : sums) block.clear();
 #pragma unroll
   for (int depth = 0; depth < kSize; depth += 16) {
-    uint32_t left[4];
-    ptx::ldmatrix_x4(left, a_lane + depth * 2);
+    uint32_t left[kBlocks][4];
+#pragma unroll
+    for (int r = 0; r < kBlocks; ++r) ptx::ldmatrix_x4(left[r], a_lane + r * 16 * kPitch + depth * 2);
 #pragma unroll
     for (int column = 0; column < kColumns; column += 16) {
       uint32_t right[4];
       ptx::ldmatrix_x4(right, b_lane + column * kPitch + depth * 2);
-      tile::multiply_fragments<Element>(sums.group(column / 8), left, right[0], right[1]);
-      tile::multiply_fragments<Element>(sums.group(column / 8 + 1), left, right[2], right[3]);
+#pragma unroll
+      for (int r = 0; r < kBlocks; ++r) {
+        tile::multiply_fragments<Element>(sums[r].group(column / 8), left[r], right[0], right[1]);
+        tile::multiply_fragments<Element>(sums[r].group(column / 8 + 1), left[r], right[2], right[3]);
+      }
     }
   }
 }
+template <class Element, int kColumns, int kSize>
+__device__ __forceinline__ void multiply_rows(Sums<kColumns>& sums, uint32_t a, uint32_t b) {
+  multiply_rows<Element, kColumns, kSize, 1>(reinterpret_cast<Sums<kColumns>(&)[1]>(sums), a, b);
+}
 
 // sums += A B: A is what another product's sums hold, rounded to Element; B has kDepth rows of kSize columns.
-template <class Element, int kSize, int kDepth>
-__device__ __forceinline__ void add_products(Sums<kSize>& sums, const Sums<kDepth>& a, uint32_t b) {
+template <class Element, int kSize, int kDepth, int kBlocks>
+__device__ __forceinline__ void add_products(Sums<kSize> (&sums)[kBlocks], const Sums<kDepth> (&a)[kBlocks],
+                                             uint32_t b) {
   constexpr int kPitch = row_pitch(kSize);
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t b_lane = b + lane % 16 * kPitch + lane / 16 * 16;
 #pragma unroll
   for (int depth = 0; depth < kDepth; depth += 16) {
-    uint32_t left[4];
+    uint32_t left[kBlocks][4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) left[i] = tile::Word<Element>::pack(a.values + depth / 2 + 2 * i);
+    for (int r = 0; r < kBlocks; ++r) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) left[r][i] = tile::Word<Element>::pack(a[r].values + depth / 2 + 2 * i);
+    }
 #pragma unroll
     for (int column = 0; column < kSize; column += 16) {
       uint32_t right[4];
       ptx::ldmatrix_x4_trans(right, b_lane + depth * kPitch + column * 2);
-      tile::multiply_fragments<Element>(sums.group(column / 8), left, right[0], right[1]);
-      tile::multiply_fragments<Element>(sums.group(column / 8 + 1), left, right[2], right[3]);
+#pragma unroll
+      for (int r = 0; r < kBlocks; ++r) {
+        tile::multiply_fragments<Element>(sums[r].group(column / 8), left[r], right[0], right[1]);
+        tile::multiply_fragments<Element>(sums[r].group(column / 8 + 1), left[r], right[2], right[3]);
+      }
     }
   }
+}
+template <class Element, int kSize, int kDepth>
+__device__ __forceinline__ void add_products(Sums<kSize>& sums, const Sums<kDepth>& a, uint32_t b) {
+  add_products<Element, kSize, kDepth, 1>(reinterpret_cast<Sums<kSize>(&)[1]>(sums),
+                                          reinterpret_cast<const Sums<kDepth>(&)[1]>(a), b);
 }
 
 // Columns [0, columns) of a row of 16-bit elements, 16 bytes from this thread; zeros behind them, or where there is no
@@ -98,8 +119,7 @@ class RunningSoftmax {
  public:
   // Scores become exponentials; -inf is no score. `times`: the logarithm to base 2 of how often each row counts them.
   template <int kCount>
-  __device__ __forceinline__ void add(float (&scores)[kCount], float scale, const float (&times)[2],
-                                      float (&rescale)[2]) {
+  __device__ __forceinline__ void add(float (&scores)[kCount], float scale, const float* times, float (&rescale)[2]) {
     float center[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {

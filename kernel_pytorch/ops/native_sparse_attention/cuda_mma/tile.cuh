@@ -71,27 +71,31 @@ class BlockSteps {
   uint32_t found_ = 0;
 };
 
-template <class Element, int kSize, bool kBackward>
+template <class Element, int kSize, bool kBackward, int kBlocks>
 class QueryTile {
  public:
+  static constexpr int kTileRows = kMmaRows * kBlocks;  // a thread has two rows of each of its warp's kBlocks blocks
+  static constexpr int kOwn = 2 * kBlocks;
   static constexpr int kPitch = row_pitch(kSize);
   static constexpr int kStageBytes = 2 * kMmaKeys * kPitch;
 
-  __device__ __forceinline__ QueryTile(const MmaArguments& arguments, char* shared)
+  __device__ __forceinline__ QueryTile(const MmaArguments& arguments, char* shared, int32_t index)
       : arguments_(arguments), all_(arguments.all), shared_(shared) {
     // Tiles of one key head together, whose keys then stay in the L2 cache; the longest first.
-    const auto index = static_cast<int32_t>(blockIdx.x);
     key_head = index / arguments.tiles % all_.key_heads;
     batch = index / arguments.tiles / all_.key_heads;
     tokens = tile_tokens(arguments);
     first_token = (arguments.tiles - 1 - index % arguments.tiles) * tokens;
     lane = static_cast<int32_t>(threadIdx.x % 32), warp = static_cast<int32_t>(threadIdx.x / 32);
-    char* next = shared + (kBackward ? 2 : 1) * kMmaRows * kPitch + kMmaStages * kStageBytes;
+    char* next = shared + (kBackward ? 2 : 1) * kTileRows * kPitch + kMmaStages * kStageBytes;
     places = reinterpret_cast<Place*>(next);
     lists = reinterpret_cast<int32_t*>(places + tokens);
     importance = reinterpret_cast<float*>(lists + tokens * all_.list_length);
     block_scores = importance + (all_.chooses ? tokens * kMmaKeys : 0);
     bits = reinterpret_cast<uint32_t*>(block_scores);
+    if (kBlocks > 1 && all_.chooses) {
+      block_scores = arguments.block_scores + static_cast<int64_t>(blockIdx.x) * tokens * all_.key_blocks;
+    }
   }
 
   // Places of the tokens, and rows of queries (and gradients of the output) on their way.
@@ -108,8 +112,8 @@ class QueryTile {
     while (end_slot > 0 && places[end_slot - 1].place < 0) --end_slot;
     while (first_slot < end_slot && places[first_slot].place < 0) ++first_slot;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int32_t row = warp * 16 + lane / 4 + 8 * half;
+    for (int half = 0; half < kOwn; ++half) {
+      const int32_t row = warp * 16 * kBlocks + lane / 4 + 8 * half;
       slot[half] = row >> arguments_.head_shift;
       const int32_t own = row & ((1 << arguments_.head_shift) - 1);
       head[half] = key_head * all_.group + own;
@@ -121,23 +125,23 @@ class QueryTile {
     return first_slot >= end_slot;
   }
 
-  __device__ __forceinline__ uint32_t query_rows(int32_t of_warp) const {
-    return ptx::shared_address(shared_) + of_warp * 16 * kPitch;
+  __device__ __forceinline__ uint32_t query_rows(int32_t block) const {
+    return ptx::shared_address(shared_) + block * 16 * kPitch;
   }
-  __device__ __forceinline__ uint32_t grad_rows(int32_t of_warp) const {
-    return query_rows(of_warp) + kMmaRows * kPitch;
+  __device__ __forceinline__ uint32_t grad_rows(int32_t block) const {
+    return query_rows(block) + kTileRows * kPitch;
   }
   __device__ __forceinline__ uint32_t key_rows(int stage) const {
-    return query_rows(0) + (kBackward ? 2 : 1) * kMmaRows * kPitch + stage * kStageBytes;
+    return query_rows(0) + (kBackward ? 2 : 1) * kTileRows * kPitch + stage * kStageBytes;
   }
   __device__ __forceinline__ uint32_t value_rows(int stage) const {
     return key_rows(stage) + kMmaKeys * kPitch;
   }
 
   // What this thread's rows see of the branches that see ranges.
-  __device__ __forceinline__ void compressed_ranges(int32_t (&low)[2], int32_t (&high)[2]) const {
+  __device__ __forceinline__ void compressed_ranges(int32_t (&low)[kOwn], int32_t (&high)[kOwn]) const {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < kOwn; ++half) {
       low[half] = place[half].compressed_begin;
       high[half] = low[half] + (place[half].place < 0 ? 0 : compressed_before(all_, place[half].place + 1));
     }
@@ -147,9 +151,9 @@ class QueryTile {
     const Place last = places[end_slot - 1];
     return {places[first_slot].compressed_begin, last.compressed_begin + compressed_before(all_, last.place + 1)};
   }
-  __device__ __forceinline__ void window_ranges(int32_t (&low)[2], int32_t (&high)[2]) const {
+  __device__ __forceinline__ void window_ranges(int32_t (&low)[kOwn], int32_t (&high)[kOwn]) const {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < kOwn; ++half) {
       const Place& own = place[half];
       low[half] = own.key_begin + max(own.place - all_.window + 1, 0);
       high[half] = own.place < 0 ? low[half] : own.key_begin + own.place + 1;
@@ -208,10 +212,10 @@ class QueryTile {
       BlockSteps steps(bits, words, blocks, all_.block_size, key_begin, key_begin + last + 1);
       const bool any_repeats = repeats != 0;
       walk(steps, all_.key, all_.value, true, [&](const BlockSteps& at, const KeyStep& step, int stage) {
-        int32_t low[2], high[2];
-        float times[2];
+        int32_t low[kOwn], high[kOwn];
+        float times[kOwn];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
+        for (int half = 0; half < kOwn; ++half) {
           const int32_t own = slot[half];
           const bool is_chosen = place[half].place >= 0 && own >= begin && own < end &&
                                  (bits[at.block() * words + own / 32] >> (own % 32) & 1) != 0;
@@ -248,8 +252,10 @@ class QueryTile {
   }
 
   // A warp's rows of results by way of its own rows of queries, which nobody reads any more.
-  __device__ __forceinline__ void store_rows(const Rows& to, int32_t columns, const Sums<kSize>& sums, float factor) {
-    char* own = shared_ + warp * 16 * kPitch;
+  __device__ __forceinline__ void store_rows(const Rows& to, int32_t columns, const Sums<kSize>& sums, float factor,
+                                             int block = 0) {
+    const int32_t first_row = (warp * kBlocks + block) * 16;
+    char* own = shared_ + first_row * kPitch;
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kSize / 2; i += 2) {
@@ -261,7 +267,7 @@ class QueryTile {
     constexpr int kUnits = kSize / 8;
     for (int index = lane; index < 16 * kUnits; index += 32) {
       const int32_t row = index / kUnits, column = index % kUnits * 8;
-      const Element* from = row_of(to, warp * 16 + row);
+      const Element* from = row_of(to, first_row + row);
       if (from == nullptr || column >= columns) continue;
       ptx::st_global_v4(const_cast<Element*>(from) + column,
                         *reinterpret_cast<const ptx::Word4*>(own + row * kPitch + column * 2));
@@ -270,10 +276,10 @@ class QueryTile {
 
   int32_t batch, key_head, first_token, tokens, lane, warp;
   int32_t first_slot, end_slot;
-  // This thread's two rows
-  int32_t slot[2], head[2];
-  bool exists[2];
-  Place place[2];
+  // This thread's rows: lane / 4 and 8 further of each block
+  int32_t slot[kOwn], head[kOwn];
+  bool exists[kOwn];
+  Place place[kOwn];
   // Shared memory
   Place* places;
   int32_t* lists;
@@ -290,7 +296,7 @@ class QueryTile {
   __device__ __forceinline__ void load_rows(const Rows& rows, uint32_t target, int32_t columns) const {
     constexpr int kUnits = kSize / 8;
 #pragma unroll 4
-    for (int i = 0; i < kMmaRows * kUnits / kMmaThreads; ++i) {
+    for (int i = 0; i < kTileRows * kUnits / kMmaThreads; ++i) {
       const int index = static_cast<int>(threadIdx.x) + i * kMmaThreads;
       copy_unit<Element>(target + index / kUnits * kPitch, row_of(rows, index / kUnits), index % kUnits, columns,
                          rows.data);
@@ -310,16 +316,19 @@ class QueryTile {
 };
 
 // Whether any row of the warp sees a key of the step; all lanes.
-__device__ __forceinline__ bool sees_any(const KeyStep& step, const int32_t (&low)[2], const int32_t (&high)[2]) {
+template <int kOwn>
+__device__ __forceinline__ bool sees_any(const KeyStep& step, const int32_t (&low)[kOwn], const int32_t (&high)[kOwn]) {
   const int32_t end = step.first + step.rows;
-  return __any_sync(0xffffffffu,
-                    max(low[0], step.first) < min(high[0], end) || max(low[1], step.first) < min(high[1], end)) != 0;
+  bool any = false;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) any |= max(low[i], step.first) < min(high[i], end);
+  return __any_sync(0xffffffffu, any) != 0;
 }
-// Scores of keys that the thread's rows do not see become -inf.
+// Scores of keys that two rows of the thread do not see become -inf.
 template <int kCount>
-__device__ __forceinline__ void hide_scores(float (&scores)[kCount], const KeyStep& step, const int32_t (&low)[2],
-                                            const int32_t (&high)[2]) {
-  if (max(low[0], low[1]) <= step.first && min(high[0], high[1]) >= step.first + kMmaKeys) return;
+__device__ __forceinline__ void hide_scores(float (&scores)[kCount], const KeyStep& step, const int32_t* low,
+                                            const int32_t* high) {
+  if (max(low[0], low[1]) <= step.first && min(high[0], high[1]) >= step.first + 2 * kCount) return;
   const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
