@@ -30,6 +30,13 @@ def test_times_of_sparse_attention(tmp_path):
     assert all(row["speedup"] > (2.0 if row["direction"] == "forward" else 1.3) for row in given), given
 
 
+def test_times_of_native_sparse_attention(tmp_path):
+    rows = run(tmp_path, "native_sparse_attention.py", "--tokens", "256", "--seconds", "0.1", "--threads", "1")
+    names = [row["what"] for row in rows["figures"]]
+    assert len(names) == 8 and sum("backward" in name for name in names) == 4
+    assert all(float(row["faster"].rstrip("x")) > 0 for row in rows["figures"])
+
+
 def test_perplexity_of_every_pattern(tmp_path):
     sizes = [
         "--steps",

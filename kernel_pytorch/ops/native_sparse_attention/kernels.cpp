@@ -114,7 +114,7 @@ constexpr const char* kBackwardShapes = R"(
 
 constinit const registry::Operation<Forward> kForward = registry::declared<Forward, kForwardFields, forward_flops>(
     {.name = "native_sparse_attention_forward",
-     .kernels = registry::kernel_list<kForwardCuda, kForwardCpu, kForwardReference>,
+     .kernels = registry::kernel_list<kForwardMma, kForwardCuda, kForwardCpu, kForwardReference>,
      .precision = precision<Forward>,
      .set_trial_inputs = set_trial_inputs,
      .request = kRequest,
@@ -123,7 +123,7 @@ constinit const registry::Operation<Forward> kForward = registry::declared<Forwa
      .shapes = kForwardShapes});
 constinit const registry::Operation<Backward> kBackward = registry::declared<Backward, kBackwardFields, backward_flops>(
     {.name = "native_sparse_attention_backward",
-     .kernels = registry::kernel_list<kBackwardCuda, kBackwardCpu, kBackwardReference>,
+     .kernels = registry::kernel_list<kBackwardMma, kBackwardCuda, kBackwardCpu, kBackwardReference>,
      .precision = precision<Backward>,
      .set_trial_inputs = set_trial_backward,
      .request = kRequest,

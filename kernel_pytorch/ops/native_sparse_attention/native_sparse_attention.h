@@ -26,7 +26,8 @@
 //   ejkernel   block_size      block_size       0             1              where these are not given
 //
 // compress_stride divides compress_block and block_size. Types: fp32, bf16, fp16, and fp64 on the CPU; gates that type
-// or fp32; sums, means and probabilities are fp32 (double in the reference). With cu_seqlens the batch is 1 and
+// or fp32; sums, means and probabilities are fp32 (double in the reference), but that tensor cores multiply means and
+// probabilities rounded to the type of the keys. With cu_seqlens the batch is 1 and
 // sequence i is tokens cu_seqlens[i] up to cu_seqlens[i + 1], blocks and lists count from its beginning; tokens in no
 // sequence have output 0 and gradient 0. Sizes of 0 are legal.
 #pragma once

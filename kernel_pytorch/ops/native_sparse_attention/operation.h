@@ -85,7 +85,7 @@ void check(const Backward& problem, Device device);
 
 extern const registry::Operation<Forward> kForward;
 extern const registry::Operation<Backward> kBackward;
-extern const registry::Kernel<Forward> kForwardReference, kForwardCpu, kForwardCuda;
-extern const registry::Kernel<Backward> kBackwardReference, kBackwardCpu, kBackwardCuda;
+extern const registry::Kernel<Forward> kForwardReference, kForwardCpu, kForwardCuda, kForwardMma;
+extern const registry::Kernel<Backward> kBackwardReference, kBackwardCpu, kBackwardCuda, kBackwardMma;
 
 }  // namespace kernel_pytorch::native_sparse_attention

@@ -131,32 +131,35 @@ __device__ __forceinline__ void dot_row(const Arguments& a, const float* heads, 
   }
 }
 
+// The first key of a mean; -1 where the row is no sequence's.
+__device__ __forceinline__ int32_t first_of_mean(const Arguments& a, int32_t row) {
+  if (a.offsets == nullptr) return row * a.compress_stride;
+  // A row belongs to the last sequence whose rows begin at it or before: rows of two never overlap.
+  int32_t low = 0, high = a.sequences - 1;
+  while (low < high) {
+    const int32_t middle = high - (high - low) / 2;
+    const int64_t begin = index_at(a.offsets, a.offsets_are_wide, middle);
+    if ((begin + a.compress_stride - 1) / a.compress_stride <= row) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  if (a.sequences <= 0) return -1;
+  const auto begin = static_cast<int32_t>(index_at(a.offsets, a.offsets_are_wide, low));
+  const auto end = static_cast<int32_t>(index_at(a.offsets, a.offsets_are_wide, low + 1));
+  const int32_t own = row - (begin + a.compress_stride - 1) / a.compress_stride;
+  return own < 0 || own >= compressed_before(a, end - begin) ? -1 : begin + own * a.compress_stride;
+}
+
 // Means of blocks, a thread for each column of keys and of values.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kBlocks) compress(const __grid_constant__ Arguments a) {
   const auto row = static_cast<int32_t>(blockIdx.x % a.compressed);
   const auto head = static_cast<int32_t>(blockIdx.x / a.compressed % a.key_heads);
   const auto batch = static_cast<int32_t>(blockIdx.x / a.compressed / a.key_heads);
-  int32_t first = row * a.compress_stride;
-  if (a.offsets != nullptr) {
-    // A row belongs to the last sequence whose rows begin at it or before: rows of two never overlap.
-    int32_t low = 0, high = a.sequences - 1;
-    while (low < high) {
-      const int32_t middle = high - (high - low) / 2;
-      const int64_t begin = index_at(a.offsets, a.offsets_are_wide, middle);
-      if ((begin + a.compress_stride - 1) / a.compress_stride <= row) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    if (a.sequences <= 0) return;
-    const auto begin = static_cast<int32_t>(index_at(a.offsets, a.offsets_are_wide, low));
-    const auto end = static_cast<int32_t>(index_at(a.offsets, a.offsets_are_wide, low + 1));
-    const int32_t own = row - (begin + a.compress_stride - 1) / a.compress_stride;
-    if (own < 0 || own >= compressed_before(a, end - begin)) return;
-    first = begin + own * a.compress_stride;
-  }
+  const int32_t first = first_of_mean(a, row);
+  if (first < 0) return;
   const float share = 1.0f / static_cast<float>(a.compress_block);
   for (auto i = static_cast<int32_t>(threadIdx.x); i < a.size + a.value_size; i += kThreads) {
     const bool is_key = i < a.size;
