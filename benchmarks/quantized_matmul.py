@@ -76,6 +76,7 @@ def products(rows: int, size: tuple[int, int], device: torch.device, seconds: fl
 
 # What --targets measures beside the heuristic's choice: by rows of x, and of the cast.
 PRODUCT_CONFIGS = {
+    1: {"16 warps": "cuda_stream warps=16 k_warps=4 tiles=2 stages=4 box=128"},
     16: {"two sets": "cuda_wgmma rows=16 groups=4 stages=4 spans=2 sets=2"},
     64: {"two sets": "cuda_wgmma rows=64 groups=3 stages=3 spans=2 sets=2"},
 }
