@@ -31,6 +31,20 @@ __device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t select
   return result;
 }
 
+// Both without their signs, of NaN too.
+__device__ __forceinline__ uint32_t abs_bf16x2(uint32_t a) {
+  uint32_t result;
+  asm("abs.bf16x2 %0, %1;" : "=r"(result) : "r"(a));
+  return result;
+}
+
+// The larger of each half; NaN where one of the two is.
+__device__ __forceinline__ uint32_t max_nan_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
 // sm_90. All bits of a half where a is larger, else none.
 __device__ __forceinline__ uint32_t set_gt_u32_bf16x2(uint32_t a, uint32_t b) {
   uint32_t result;

@@ -63,7 +63,7 @@ constexpr const char* kShapes = R"(
     256x512 scales=given,tensor,row,1x128,128x128 padded=1; 96x384 scales=tensor codes=0
     300x520 scales=1x128 transposed=0 power_of_two=1; 200x300 scales=1x128 square=1 amax=1
     256x384 scales=1x128 square=1 code=e5m2; 130x100 scales=given seed=1; 130x264 scales=1x128 seed=1 code=e5m2
-    140x70 scales=row strided=1
+    140x70 scales=row strided=1; 3x2056 scales=row transposed=0; 2x9000 scales=row transposed=0 code=e5m2 power_of_two=1
     # A producer's value may differ between kernels in its last place, and a scale that follows from it with it: powers
     # of two do not.
     200x136 producer=norm,gate,gate_gradient scales=given value=1
@@ -79,7 +79,7 @@ constexpr const char* kShapes = R"(
 
 constinit const registry::Operation<Quantize> kQuantize = registry::declared<Quantize, kFields>(
     {.name = "quantize",
-     .kernels = registry::kernel_list<kCuda, kComposed, kCpu, kReference>,
+     .kernels = registry::kernel_list<kCudaRows, kCuda, kComposed, kCpu, kReference>,
      .describe = describe,
      .request = {.shape = "rows columns", .options = "scales code padded strided"},
      .arrange = arrange,

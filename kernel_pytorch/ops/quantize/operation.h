@@ -14,7 +14,7 @@ namespace kernel_pytorch::quantize {
 void check(Quantize& problem, Device device);
 
 extern const registry::Operation<Quantize> kQuantize;
-extern const registry::Kernel<Quantize> kReference, kCpu, kCuda, kComposed;
+extern const registry::Kernel<Quantize> kReference, kCpu, kCuda, kCudaRows, kComposed;
 
 // Columns of the tensor that is quantised.
 inline int64_t columns_of(const Quantize& problem) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"
+#include "kernel_pytorch/ops/support/divider_cuda.h"
 #include "kernel_pytorch/ops/support/group_format/format_cuda.h"
 
 namespace kernel_pytorch::group_quantize {
@@ -21,7 +22,19 @@ struct QuantizeArguments {
   int64_t code_stride;  // bytes
   void* scales;
   uint8_t* zeros;  // or null
+  // Of bf16 to E2M1 by warps of 512 columns: how many there are, those of a row, elements between rows.
+  uint32_t warps;
+  Divider warps_of_row;
+  int64_t row_gap;
 };
+
+// kPaired: how a warp's lanes load (kernel.cuh).
+struct QuantizeConfig {
+  bool paired = false;
+};
+KP_SHARED_CODE constexpr bool is_legal(const QuantizeConfig&) {
+  return true;
+}
 
 struct DequantizeArguments {
   const uint8_t* codes;

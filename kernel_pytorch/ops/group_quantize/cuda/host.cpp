@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "kernel_pytorch/base/config_fields.h"
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/jit/jit.h"
@@ -11,6 +12,11 @@
 #include "kernel_pytorch/ops/support/group_format/check.h"
 
 namespace kernel_pytorch::group_quantize {
+
+constexpr auto kQuantizeConfigFields = config_fields<QuantizeConfig>(config_field<&QuantizeConfig::paired>());
+constexpr ConfigFields fields_of(const QuantizeConfig&) {
+  return kQuantizeConfigFields;
+}
 
 namespace {
 
@@ -64,9 +70,14 @@ registry::Support supports_dequantize(const Dequantize& problem, const DeviceInf
   return registry::Support::unless(obstacle_of(values, problem.group, device));
 }
 
-DeviceCode pairs_code(Format format) {
+constexpr QuantizeConfig kPairConfigs[] = {{.paired = false}, {.paired = true}};
+static_assert(are_legal(kPairConfigs));
+constexpr int kPairConfigCount = static_cast<int>(std::size(kPairConfigs));
+
+DeviceCode pairs_code(Format format, int config) {
   return {.source = kSource,
-          .entry = concat("kernel_pytorch::group_quantize::quantize_pairs<", format_name(format), ">"),
+          .entry = concat("kernel_pytorch::group_quantize::quantize_pairs<", format_name(format), ", ",
+                          bool_name(kPairConfigs[config].paired), ">"),
           .minimum_capability = 90,
           .architecture_specific = false};
 }
@@ -75,8 +86,12 @@ DeviceCode pairs_code(Format format) {
 bool takes_pairs(const Quantize& problem, const DeviceInfo& device) {
   return has_feature(device, CudaFeature::kBulkCopy) && problem.x.dtype == DType::kBFloat16 &&
          group_format::is_e2m1(problem.format) && !problem.seed.is_present() &&
-         problem.x.sizes[1] % (32 * kUnit) == 0 && problem.x.element_count() / (32 * kUnit) < int64_t{1} << 32 &&
+         problem.x.sizes[1] % (32 * kUnit) == 0 && problem.x.element_count() / (32 * kUnit) < int64_t{1} << 31 &&
          is_aligned_matrix(problem.x, problem.codes);
+}
+
+std::vector<std::string> quantize_configs(const Quantize& problem, const DeviceInfo& device) {
+  return takes_pairs(problem, device) ? config_texts(kPairConfigs) : std::vector<std::string>{};
 }
 
 template <class Arguments>
@@ -89,9 +104,9 @@ void launch(Arguments& arguments, CUkern_st* kernel, Context& context, const std
   cuda_device::launch(context, kernel, shape, pointers, label);
 }
 
-void run_quantize(const Quantize& problem, int, Context& context) {
+void run_quantize(const Quantize& problem, int config, Context& context) {
   static const std::string kLabel = "group_quantize";
-  static KernelTable<group_format::kFormats> pairs_kernels;
+  static KernelTable<group_format::kFormats * kPairConfigCount> pairs_kernels;
   static KernelTable<3 * group_format::kFormats * 4> kernels;
   if (problem.x.element_count() == 0) return;
   const bool is_stochastic = problem.seed.is_present(), is_aligned = is_aligned_matrix(problem.x, problem.codes);
@@ -99,7 +114,8 @@ void run_quantize(const Quantize& problem, int, Context& context) {
                     is_stochastic * 2 + is_aligned;
   CUkern_st* kernel =
       takes_pairs(problem, *context.info)
-          ? pairs_kernels.get(static_cast<int>(problem.format), context, [&] { return pairs_code(problem.format); })
+          ? pairs_kernels.get(static_cast<int>(problem.format) * kPairConfigCount + config, context,
+                              [&] { return pairs_code(problem.format, config); })
           : kernels.get(entry, context,
                         [&] { return quantize_code(problem.x.dtype, problem.format, is_stochastic, is_aligned); });
   const int64_t columns = problem.x.sizes[1];
@@ -114,7 +130,10 @@ void run_quantize(const Quantize& problem, int, Context& context) {
                               .codes = problem.codes.as<uint8_t>(),
                               .code_stride = problem.codes.sizes[1],
                               .scales = problem.scales.data,
-                              .zeros = problem.zeros.as<uint8_t>()};
+                              .zeros = problem.zeros.as<uint8_t>(),
+                              .warps = static_cast<uint32_t>(problem.x.element_count() / (32 * kUnit)),
+                              .warps_of_row = make_divider(static_cast<uint32_t>(divide_up(columns, 32 * kUnit))),
+                              .row_gap = problem.x.strides[0] - columns};
   launch(arguments, kernel, context, kLabel);
 }
 
@@ -149,8 +168,10 @@ std::vector<DeviceCode> quantize_device_code() {
     codes.push_back(quantize_code(DType::kBFloat16, static_cast<Format>(format), false, true));
   }
   codes.push_back(quantize_code(DType::kFloat32, Format::kNvfp4, true, false));
-  codes.push_back(pairs_code(Format::kNvfp4));
-  codes.push_back(pairs_code(Format::kMxfp4));
+  for (int config = 0; config < kPairConfigCount; ++config) {
+    codes.push_back(pairs_code(Format::kNvfp4, config));
+    codes.push_back(pairs_code(Format::kMxfp4, config));
+  }
   return codes;
 }
 std::vector<DeviceCode> dequantize_device_code() {
@@ -170,6 +191,7 @@ uint64_t source_hash() {
 
 constinit const registry::Kernel<Quantize> kQuantizeCuda{.name = "cuda",
                                                          .supports = supports_quantize,
+                                                         .configs = quantize_configs,
                                                          .run = run_quantize,
                                                          .source_hash = source_hash,
                                                          .device_code = quantize_device_code};

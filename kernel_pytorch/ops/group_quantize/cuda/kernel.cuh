@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernel_pytorch/base/philox.h"
+#include "kernel_pytorch/cuda/ptx/convert.cuh"
 #include "kernel_pytorch/cuda/tile/vector.cuh"
 #include "kernel_pytorch/ops/group_quantize/cuda/arguments_cuda.h"
 #include "kernel_pytorch/ops/group_quantize/cuda/pairs.cuh"
@@ -92,40 +93,70 @@ template <>
 constexpr ScaleType kTypeOf<tile::Float16> = ScaleType::kFloat16;
 
 #if __CUDA_ARCH__ >= 900
-// bf16 to E2M1: the values stay in pairs. A warp has 32 units of one row, whose place is found once.
+// The scale's byte, and what codes are multiplied by; the conversion rounds as format_cuda.h does.
 template <Format kFormat>
-__global__ void __launch_bounds__(kThreads) quantize_pairs(const __grid_constant__ QuantizeArguments arguments) {
-  const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
-  const int32_t units = arguments.columns / kUnit;  // of a row: a multiple of 32
-  const uint32_t blocks = static_cast<uint32_t>(units) / 32, index = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
-  const uint32_t row = index / blocks;
-  if (row >= arguments.rows) return;  // all of a warp
-  const int32_t first = static_cast<int32_t>(index - row * blocks) * 32;
-  const auto* x = static_cast<const tile::BFloat16*>(arguments.x) + row * arguments.row_stride + first * kUnit;
-  const float tensor_scale = arguments.tensor_scale != nullptr ? *arguments.tensor_scale : 1.0f;
-  const ptx::Word4 a = ptx::ld_global_nc_l1_no_allocate_v4(x + lane * kUnit);
-  const ptx::Word4 b = ptx::ld_global_nc_l1_no_allocate_v4(x + lane * kUnit + kUnit / 2);
-  uint32_t pairs[kUnit / 2] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-  uint32_t largest = 0;  // of both halves; bits of magnitudes have the order of numbers
-#pragma unroll
-  for (int i = 0; i < kUnit / 2; ++i) largest = __vmaxu2(largest, pairs[i] & 0x7fff7fff);
-  if constexpr (kFormat != Format::kNvfp4) largest = __vmaxu2(largest, __shfl_xor_sync(0xffffffff, largest, 1));
-  const int32_t unit = first + lane;
-  const Range range{max(largest << 16, largest & 0xffff0000), 0.0f, 0.0f};
-  const GroupScale scale = scale_of<kFormat>(range, false, ScaleType::kBFloat16, tensor_scale);
-  uint8_t* scales = static_cast<uint8_t*>(arguments.scales) + static_cast<int64_t>(row) * arguments.groups;
-  if (kFormat == Format::kNvfp4) {
-    scales[unit] = static_cast<uint8_t>(scale_byte<kFormat>(scale.stored));
-  } else if (unit % 2 == 0) {
-    scales[unit / 2] = static_cast<uint8_t>(scale_byte<kFormat>(scale.stored));
+__device__ __forceinline__ uint32_t scale_of_pairs(uint32_t amax, float tensor_scale, float& value) {
+  if constexpr (kFormat == Format::kNvfp4) {
+    const float exact = from_bits(amax < kInfinityBits ? amax : kNaNBits) / (6.0f * tensor_scale);
+    const uint16_t byte = ptx::cvt_rn_satfinite_e4m3x2_f32(0.0f, exact);
+    value = ptx::cvt_f32_f16(static_cast<uint16_t>(ptx::cvt_rn_f16x2_e4m3x2(byte))) * tensor_scale;
+    return byte;
+  } else {
+    const GroupScale scale = scale_of<kFormat>({amax, 0.0f, 0.0f}, false, ScaleType::kBFloat16, 1.0f);
+    value = scale.value;
+    return scale_byte<kFormat>(scale.stored);
   }
-  const PairBoundaries boundaries(scale.value);
+}
+
+// bf16 to E2M1: the values stay in pairs. A warp has 32 units of one row; codes and scales of rows follow one another,
+// so that only rows of x that do not need their place. A lane's unit is 32 bytes, of which a load takes 16:
+//   kPaired false  those of every lane's own unit, so a load takes half of each sector and the first cache serves the rest
+//   kPaired true   neighbouring ones, and two lanes exchange halves: whole sectors for 14 more instructions
+template <Format kFormat, bool kPaired>
+__global__ void __launch_bounds__(kThreads, 6) quantize_pairs(const __grid_constant__ QuantizeArguments arguments) {
+  constexpr int kHalf = kUnit / 4;  // words
+  const uint32_t lane = threadIdx.x % 32, index = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+  if (index >= arguments.warps) return;
+  const auto* x = static_cast<const tile::BFloat16*>(arguments.x) + static_cast<uint64_t>(index) * (32 * kUnit);
+  if (arguments.row_gap != 0) x += divide(index, arguments.warps_of_row) * arguments.row_gap;
+  const float tensor_scale = arguments.tensor_scale != nullptr ? *arguments.tensor_scale : 1.0f;
+  const ptx::Word4 a = ptx::ld_global_nc_v4(x + lane * (kPaired ? kUnit / 2 : kUnit));
+  const ptx::Word4 b = ptx::ld_global_nc_v4(x + (kPaired ? lane + 32 : 2 * lane + 1) * (kUnit / 2));
+  uint32_t pairs[2 * kHalf] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+  const bool is_odd = lane % 2 != 0;
+  if constexpr (kPaired) {  // an even lane's unit is of the first loads, an odd one's of the second; its own half first
 #pragma unroll
-  for (int i = 0; i < kUnit / 2; ++i) pairs[i] = boundaries.codes_of(pairs[i]);
+    for (int i = 0; i < kHalf; ++i) {
+      const uint32_t own = is_odd ? pairs[kHalf + i] : pairs[i], other = is_odd ? pairs[i] : pairs[kHalf + i];
+      pairs[i] = own;
+      pairs[kHalf + i] = __shfl_xor_sync(0xffffffff, other, 1);
+    }
+  }
+  uint32_t magnitudes[2 * kHalf], largest = 0;
+#pragma unroll
+  for (int i = 0; i < 2 * kHalf; ++i) {
+    magnitudes[i] = ptx::abs_bf16x2(pairs[i]);
+    largest = i == 0 ? magnitudes[0] : ptx::max_nan_bf16x2(largest, magnitudes[i]);
+  }
+  if constexpr (kFormat != Format::kNvfp4) {  // the group's other unit is the next lane's of the same load
+    largest = ptx::max_nan_bf16x2(largest, __shfl_xor_sync(0xffffffff, largest, kPaired ? 2 : 1));
+  }
+  float scale = 0.0f;
+  const uint32_t byte = scale_of_pairs<kFormat>(max(largest << 16, largest & 0xffff0000), tensor_scale, scale);
+  const uint64_t unit = static_cast<uint64_t>(index) * 32 + (kPaired ? lane / 2 + (is_odd ? 16 : 0) : lane);
+  uint8_t* scales = static_cast<uint8_t*>(arguments.scales);
+  if constexpr (kFormat == Format::kNvfp4) {
+    scales[unit] = static_cast<uint8_t>(byte);
+  } else if (unit % 2 == 0) {
+    scales[unit / 2] = static_cast<uint8_t>(byte);
+  }
+  const PairBoundaries boundaries(scale);
+#pragma unroll
+  for (int i = 0; i < 2 * kHalf; ++i) pairs[i] = boundaries.codes_of(pairs[i], magnitudes[i]);
   uint32_t words[2];
   join_codes(pairs, words);
-  uint8_t* target = arguments.codes + row * arguments.code_stride + unit * (kUnit / 2);
-  *reinterpret_cast<uint2*>(target) = make_uint2(words[0], words[1]);
+  const bool swaps = kPaired && is_odd;
+  reinterpret_cast<uint2*>(arguments.codes)[unit] = make_uint2(words[swaps ? 1 : 0], words[swaps ? 0 : 1]);
 }
 #endif
 

@@ -23,16 +23,14 @@ class PairBoundaries {
     five_ = above(5.0f * scale);
   }
 
-  // The codes of two values, in the lowest bits of both halves.
-  __device__ __forceinline__ uint32_t codes_of(uint32_t pair) const {
-    const uint32_t magnitudes = pair & 0x7fff7fff;
+  // The codes of two values, in the highest four bits of both halves, so that signs are where they were and each bit
+  // takes one selection; what is below them is of no use.
+  __device__ __forceinline__ uint32_t codes_of(uint32_t pair, uint32_t magnitudes) const {
     const uint32_t fours = ptx::set_gt_u32_bf16x2(magnitudes, seven_quarters_);
     const uint32_t twos = ptx::set_gt_u32_bf16x2(magnitudes, choose(fours, seven_halves_, three_quarters_));
     const uint32_t above_two = choose(fours, five_, five_quarters_), below_two = choose(fours, five_halves_, quarter_);
     const uint32_t ones = ptx::set_gt_u32_bf16x2(magnitudes, choose(twos, above_two, below_two));
-    const uint32_t signs = pair >> 12 & 0x00080008;
-    return ptx::lop3_and_or(ones, 0x00010001,
-                            ptx::lop3_and_or(twos, 0x00020002, ptx::lop3_and_or(fours, 0x00040004, signs)));
+    return choose(0xe000e000, choose(0xc000c000, choose(0x80008000, pair, fours), twos), ones);
   }
 
  private:
@@ -51,10 +49,10 @@ class PairBoundaries {
 __device__ __forceinline__ void join_codes(const uint32_t (&pairs)[8], uint32_t (&words)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const uint32_t *first = pairs + 4 * i, *last = first + 2;
-    const uint32_t low = __byte_perm(first[0], first[1], 0x1140) | __byte_perm(last[0], last[1], 0x4011);
-    const uint32_t high = __byte_perm(first[0], first[1], 0x1162) | __byte_perm(last[0], last[1], 0x6211);
-    words[i] = low | high << 4;
+    const uint32_t first = __byte_perm(pairs[4 * i], pairs[4 * i + 1], 0x7351);
+    const uint32_t last = __byte_perm(pairs[4 * i + 2], pairs[4 * i + 3], 0x7351);
+    const uint32_t low = __byte_perm(first, last, 0x5410), high = __byte_perm(first, last, 0x7632);
+    words[i] = (low >> 4 & 0x0f0f0f0f) | (high & 0xf0f0f0f0);
   }
 }
 

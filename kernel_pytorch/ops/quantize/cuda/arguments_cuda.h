@@ -113,6 +113,18 @@ struct MeasureArguments {
   uint32_t* measured;  // zeros: one, or one for each row and then for each column; dense: of each block, any
 };
 
+// Scales of rows and no transposed codes, in one visit: threads of a row, and vectors of 16 bytes that each has at most.
+inline constexpr int kRowThreads = 256;
+inline constexpr int kMostRowVectors = 8;
+struct RowArguments {
+  const void* x;
+  int64_t row_stride, codes_stride;
+  int32_t columns;
+  ScaleRule rule;
+  uint8_t* codes;
+  Scales scales;
+};
+
 // The kernel that measures rows before a norm.
 inline constexpr int kNormThreads = 256;
 struct NormArguments {

@@ -135,6 +135,7 @@ struct WgmmaConfig {
   int groups = 4;
   int stages = 4;
   int spans = 1;  // blocks of k in a stage
+  int sets = 1;   // of sums, added in the end: a product need not wait for the sums of the one before it
 };
 // Rows of x on their way out; each box of them is code of its own, and the shared memory is the stages'.
 KP_SHARED_CODE constexpr int wgmma_box_rows(const WgmmaConfig& config) {
@@ -144,7 +145,8 @@ inline constexpr int kWgmmaBoxPitch = 64 + 2;
 KP_SHARED_CODE constexpr bool is_legal(const WgmmaConfig& config) {
   return (config.rows == 16 || config.rows == 32 || config.rows == 64 || config.rows == 96 || config.rows == 128) &&
          (config.groups == 3 || config.groups == 4) && config.stages >= 2 && config.stages <= kMostStages &&
-         (config.spans == 1 || config.spans == 2);
+         (config.spans == 1 || config.spans == 2) &&
+         (config.sets == 1 || (config.sets == 2 && config.rows * config.groups <= 192));
 }
 // One warpgroup more: it gives its registers to the others. A launch is given what its threads leave to each.
 KP_SHARED_CODE constexpr int wgmma_threads(const WgmmaConfig& config) {

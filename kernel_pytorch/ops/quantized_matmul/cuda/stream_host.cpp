@@ -30,6 +30,7 @@ constexpr const char* kShared = "needs more shared memory for x than a block has
 constexpr StreamConfig kConfigs[] = {
     {.warps = 8, .k_warps = 4, .tiles = 4, .stages = 4, .box = 128},
     {.warps = 16, .k_warps = 8, .tiles = 2, .stages = 4, .box = 128},
+    {.warps = 16, .k_warps = 4, .tiles = 2, .stages = 4, .box = 128},  // the first one's stages, twice its warps
 };
 constexpr int kLarge = 0, kSmall = 1;
 static_assert(are_legal(kConfigs));

@@ -78,14 +78,16 @@ class WgmmaConsumer {
     take(state, walk.step, 0, chunks);
 #pragma unroll 1
     for (; walk.has_tile(); walk.advance(arguments_.walk)) {
-      float sums[Mma::kCount];
+      Sums sums;
       uint32_t words[2][8] = {};
       int previous = -1;
 #pragma unroll 1
       for (int32_t step = walk.step; step < walk.end; ++step) {
         const tile::PipelineState now = state;
         state.advance(kConfig.stages);
-        const uint32_t x = TileX::base(x_ + now.stage * wgmma_x_bytes(kFormat, kConfig));
+        // The same in all lanes, which the compiler has to know: else it moves each descriptor into uniform registers.
+        const int32_t stage = __shfl_sync(0xffffffffu, now.stage, 0);
+        const uint32_t x = TileX::base(x_ + stage * wgmma_x_bytes(kFormat, kConfig));
         const bool is_first = step == walk.step;
         const auto take_next = [&] {
           const int32_t left = walk.left - (step - walk.step) - 1;
@@ -100,15 +102,19 @@ class WgmmaConsumer {
         previous = now.stage;
       }
       ptx::wgmma_wait_group<0>();
-      ptx::tie_registers(sums);
+#pragma unroll
+      for (int set = 0; set < kConfig.sets; ++set) ptx::tie_registers(sums[set]);
       release(previous);
-      finish(sums, walk);
+#pragma unroll
+      for (int i = 0; i < (kConfig.sets - 1) * Mma::kCount; ++i) sums[0][i] += sums[kConfig.sets - 1][i];
+      finish(sums[0], walk);
     }
   }
 
  private:
   static constexpr int kBoxRows = wgmma_box_rows(kConfig);
   using Box = float[kBoxRows][kWgmmaBoxPitch];
+  using Sums = float[kConfig.sets][Mma::kCount];
 
   __device__ __forceinline__ int32_t first_column(int32_t tile) const {
     return tile / arguments_.row_tiles * (kConfig.groups * 64) + warpgroup_ * 64;
@@ -122,8 +128,7 @@ class WgmmaConsumer {
   }
   // All of a block of k; `take_next` puts the next one's chunks in place of these before the last products.
   template <int kBlock, class TakeNext>
-  __device__ __forceinline__ void multiply_span(float (&sums)[Mma::kCount], uint32_t (&words)[2][8], Chunk (&chunks)[2],
-                                                uint32_t x, bool accumulate, int previous,
+  __device__ __forceinline__ void multiply_span(Sums& sums, uint32_t (&words)[2][8], Chunk (&chunks)[2], uint32_t x, bool accumulate, int previous,
                                                 const TakeNext& take_next) const {
     const typename Chunk::Factors factors[2] = {chunks[0].factors(), chunks[1].factors()};
     bool has_large = false;
@@ -139,8 +144,7 @@ class WgmmaConsumer {
 
   // Eight columns of every lane, while the products of those before are under way; then these products.
   template <int kBlock, int kWord, class TakeNext>
-  __device__ __forceinline__ void multiply(float (&sums)[Mma::kCount], uint32_t (&words)[2][8],
-                                           const Chunk (&chunks)[2], const typename Chunk::Factors (&factors)[2],
+  __device__ __forceinline__ void multiply(Sums& sums, uint32_t (&words)[2][8], const Chunk (&chunks)[2], const typename Chunk::Factors (&factors)[2],
                                            bool has_large, uint32_t x, bool accumulate, int previous,
                                            const TakeNext& take_next) const {
     uint32_t(&a)[8] = words[kWord % 2];
@@ -160,8 +164,9 @@ class WgmmaConsumer {
     ptx::tie_registers(a);
     ptx::wgmma_fence();
     constexpr int kStep = 2 * (kBlock * Chunk::kWords + kWord);
-    Mma::template rs<0, TileX::step(kStep)>(sums, a, x, accumulate || kWord > 0);
-    Mma::template rs<0, TileX::step(kStep + 1)>(sums, a + 4, x, 1);
+    Mma::template rs<0, TileX::step(kStep)>(sums[0], a, x, accumulate || kWord > 0);
+    Mma::template rs<0, TileX::step(kStep + 1)>(sums[kConfig.sets - 1], a + 4, x,
+                                                kConfig.sets == 1 || accumulate || kWord > 0);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     ptx::tie_registers(words[1 - kWord % 2]);  // their products are done

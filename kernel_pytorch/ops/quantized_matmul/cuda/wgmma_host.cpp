@@ -16,7 +16,8 @@ namespace kernel_pytorch::quantized_matmul {
 
 constexpr auto kWgmmaConfigFields =
     config_fields<WgmmaConfig>(config_field<&WgmmaConfig::rows>(), config_field<&WgmmaConfig::groups>(),
-                               config_field<&WgmmaConfig::stages>(), config_field<&WgmmaConfig::spans>());
+                               config_field<&WgmmaConfig::stages>(), config_field<&WgmmaConfig::spans>(),
+                               config_field<&WgmmaConfig::sets>());
 constexpr ConfigFields fields_of(const WgmmaConfig&) {
   return kWgmmaConfigFields;
 }
@@ -31,7 +32,11 @@ constexpr WgmmaConfig kConfigs[] = {
     {.rows = 16, .groups = 4, .stages = 4, .spans = 2},  {.rows = 32, .groups = 4, .stages = 3, .spans = 2},
     {.rows = 64, .groups = 4, .stages = 3, .spans = 2},  {.rows = 96, .groups = 3, .stages = 4, .spans = 1},
     {.rows = 128, .groups = 3, .stages = 3, .spans = 1},
+    {.rows = 16, .groups = 4, .stages = 4, .spans = 2, .sets = 2},
+    {.rows = 32, .groups = 4, .stages = 3, .spans = 2, .sets = 2},
+    {.rows = 64, .groups = 3, .stages = 3, .spans = 2, .sets = 2},
 };
+constexpr int kMostRowsConfig = 4;
 static_assert(are_legal(kConfigs));
 constexpr int kConfigCount = static_cast<int>(std::size(kConfigs));
 
@@ -50,7 +55,7 @@ std::vector<std::string> configs(const Product&, const DeviceInfo&) {
 int heuristic(const Product& problem, const DeviceInfo&) {
   const int64_t m = problem.x.sizes[0];
   const auto rows_of = [&](const WgmmaConfig& config) { return divide_up(m, config.rows) * config.rows; };
-  int best = kConfigCount - 1;
+  int best = kMostRowsConfig;
   for (int i = kConfigCount - 1; i >= 0; --i) {
     const bool has_smaller = kConfigs[i].rows < kConfigs[best].rows && rows_of(kConfigs[i]) == rows_of(kConfigs[best]);
     const bool has_few_tiles = divide_up(m, kConfigs[i].rows) <= divide_up(m, 128);

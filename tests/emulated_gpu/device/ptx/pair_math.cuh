@@ -53,6 +53,18 @@ inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
   }
   return result;
 }
+inline uint32_t abs_bf16x2(uint32_t a) {
+  return a & 0x7fff7fffu;
+}
+inline uint32_t max_nan_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t halves[2];
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t first = a >> 16 * i & 0xffffu, second = b >> 16 * i & 0xffffu;
+    const float x = emulated_bf16(first), y = emulated_bf16(second);
+    halves[i] = x != x || y != y ? 0x7fffu : x > y ? first : second;
+  }
+  return halves[1] << 16 | halves[0];
+}
 inline uint32_t set_gt_u32_bf16x2(uint32_t a, uint32_t b) {
   const uint32_t low = emulated_bf16(a & 0xffffu) > emulated_bf16(b & 0xffffu) ? 0xffffu : 0u;
   const uint32_t high = emulated_bf16(a >> 16) > emulated_bf16(b >> 16) ? 0xffff0000u : 0u;
