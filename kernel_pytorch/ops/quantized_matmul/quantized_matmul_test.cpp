@@ -14,11 +14,11 @@ namespace {
 
 // A one-hot x picks single weights; each comes out as T has it, whatever the number of rows in a call.
 template <class T>
-void expect_weights(Product call, const std::vector<float>& weight, OwnContext& context) {
+void expect_weights(Product call, const std::vector<float>& weight, OwnContext& context, int64_t most_rows = 16) {
   const DType dtype = sizeof(T) == 4 ? DType::kFloat32 : DType::kBFloat16;
   const int64_t n = call.codes.sizes[0], k = static_cast<int64_t>(weight.size()) / n;
   int64_t m = 1;
-  for (int64_t first = 0; first < k; first += m, m = m % 15 + 2) {
+  for (int64_t first = 0; first < k; first += m, m = m % (most_rows - 1) + 2) {
     std::vector<T> x(m * k), output(m * n);
     for (int64_t i = 0; i < m && first + i < k; ++i) x[i * k + first + i] = from_float<T>(1);
     call.x = contiguous_view(x.data(), dtype, {m, k});
@@ -71,13 +71,58 @@ TEST(QuantizedMatmul, AOneHotRowReadsEachWeight) {
       context->kernel_override = kernel;
       expect_weights<float>(call, weight, context);
     }
-    if (context->info->cpu.isa < CpuIsa::kX86V4Bf16 || context->info->cpu.isa > CpuIsa::kX86V4Amx) continue;
-    if (format == Format::kMxfp8 || group_format::is_bit_stream(format)) continue;
+#if defined(__x86_64__)
+    if (context->info->cpu.isa < CpuIsa::kX86V4 || format == Format::kMxfp8 || group_format::is_bit_stream(format))
+      continue;
     std::vector<BFloat16> short_scales;
     for (const float scale : scales) short_scales.push_back(from_float<BFloat16>(scale));
     if (is_integer) call.scales = contiguous_view(short_scales.data(), DType::kBFloat16, {n, groups});
-    context->kernel_override = "cpu_dots";
-    expect_weights<BFloat16>(call, weight, context);
+    if (context->info->cpu.isa >= CpuIsa::kX86V4Bf16) {
+      context->kernel_override = "cpu_dots";
+      expect_weights<BFloat16>(call, weight, context);
+    }
+    if (__builtin_cpu_supports("avx512vnni")) {
+      context->kernel_override = "cpu_integers";
+      expect_weights<BFloat16>(call, weight, context, 4);
+    }
+#endif
+  }
+}
+
+// Infinite and NaN values of x, which no integer stands for, and values of very different sizes.
+TEST(QuantizedMatmul, FewRowsOfAnyValues) {
+  const int64_t m = 4, n = 3, k = 300, groups = 10;
+  std::vector<BFloat16> x(m * k), output(m * n), scales(n * groups);
+  std::vector<uint8_t> codes(n * k, 130);  // each weight is 2 times a scale of 1
+  for (auto& scale : scales) scale = from_float<BFloat16>(1);
+  for (int64_t i = 0; i < k; ++i) {
+    x[i] = from_float<BFloat16>(i == 7 ? INFINITY : 1);
+    x[k + i] = from_float<BFloat16>(i == 290 ? NAN : 1);
+    x[2 * k + i] = from_float<BFloat16>(i == 0 ? 0x1p-120f : 0);
+    x[3 * k + i] = from_float<BFloat16>(i < 128 ? 0x1p40f : i < 256 ? -0x1p40f : 1);
+  }
+  const auto expect = [&](const Product& call) {
+    OwnContext context;
+    multiply(call, context);
+    for (int64_t i = 0; i < call.x.sizes[0] * n; ++i) {
+      const float value = to_float(output[i]);
+      const int64_t row = (call.x.as<BFloat16>() - x.data()) / k + i / n;
+      if (row == 0) EXPECT_EQ(value, INFINITY);
+      if (row == 1) EXPECT_TRUE(std::isnan(value));
+      if (row == 2) EXPECT_EQ(value, 0x1p-119f);
+      if (row == 3) EXPECT_EQ(value, 88);
+    }
+  };
+  Product call{.codes = contiguous_view(codes.data(), DType::kInt8, {n, k}),
+               .scales = contiguous_view(scales.data(), DType::kBFloat16, {n, groups}),
+               .format = Format::kInt8,
+               .group = 32};
+  for (const int64_t rows : {1, 4}) {
+    for (int64_t first = 0; first + rows <= m; ++first) {
+      call.x = contiguous_view(x.data() + first * k, DType::kBFloat16, {rows, k});
+      call.output = contiguous_view(output.data(), DType::kBFloat16, {rows, n});
+      expect(call);
+    }
   }
 }
 

@@ -40,15 +40,20 @@ void run_forward(const Forward& problem, int, Context& context) {
   const int64_t rows_per_task = std::max<int64_t>(kTaskBytes / std::max<int64_t>(row_bytes, 64), 1);
   parallel_for(context.threads, (positions + rows_per_task - 1) / rows_per_task, [&](int64_t task) {
     const int64_t end = std::min(positions, (task + 1) * rows_per_task);
-    for (int64_t i = task * rows_per_task; i < end; ++i) {
+    const auto row_at = [&](int64_t i) {
       const int64_t row = checked_index(problem.indices, i, problem.weight.sizes[0]);
-      const char* from = problem.weight.as<const char>() + row * problem.weight.strides[0] * element_bytes;
+      return problem.weight.as<const char>() + row * problem.weight.strides[0] * element_bytes;
+    };
+    const char* from = row_at(task * rows_per_task);
+    for (int64_t i = task * rows_per_task; i < end; ++i) {
+      const char* next = i + 1 < end ? row_at(i + 1) : nullptr;
       char* to = problem.output.as<char>() + i * row_bytes;
       if (is_streamed) {
-        copy_row(to, from, row_bytes);
+        copy_row({.to = to, .from = from, .next = next, .bytes = row_bytes});
       } else {
         std::memcpy(to, from, static_cast<size_t>(row_bytes));
       }
+      from = next;
     }
   });
 }
@@ -103,7 +108,7 @@ void run_backward(const Backward& problem, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("embedding cpu 1");
+  return hash_text("embedding cpu 2");
 }
 
 }  // namespace

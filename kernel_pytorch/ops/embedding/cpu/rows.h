@@ -17,9 +17,17 @@ struct RowSumArguments {
   bool streams = false;  // past the caches; sum is then aligned to 64 bytes
 };
 
+// A row that is copied past the caches: `to` and bytes are multiples of 64.
+struct CopiedRow {
+  void* to;
+  const void* from;
+  const void* next;  // the row that is copied after this one; null: none, and what was written is there for all
+  int64_t bytes;
+};
+
 struct RowKernels {
-  void (*copy)(void* to, const void* from, int64_t bytes);  // past the caches: `to` and bytes multiples of 64
-  void (*sum_rows[4])(const RowSumArguments&);              // fp32, fp64, bf16, fp16
+  void (*copy)(const CopiedRow& row);
+  void (*sum_rows[4])(const RowSumArguments&);  // fp32, fp64, bf16, fp16
 };
 
 KP_EACH_CPU_LEVEL(extern const RowKernels kRowKernels;)

@@ -1,10 +1,11 @@
-// Quantising by groups and back on the lanes of the CPU, built once per instruction level: loops over the elements of a
-// group that compilers turn into lanes; the arithmetic of one element is the formats'.
+// Quantising by groups and back on the lanes of the CPU, built once per instruction level.
 #include "kernel_pytorch/base/float_types.h"
 #include "kernel_pytorch/base/philox.h"
 #include "kernel_pytorch/cpu/bit_stream.h"
 #include "kernel_pytorch/cpu/load_store.h"
 #include "kernel_pytorch/cpu/vec.h"
+#include "kernel_pytorch/cpu/vec_philox.h"
+#include "kernel_pytorch/ops/group_quantize/cpu/lanes.h"
 #include "kernel_pytorch/ops/group_quantize/cpu/rows.h"
 
 namespace kernel_pytorch::group_quantize::KP_ISA_NAMESPACE {
@@ -12,9 +13,8 @@ namespace {
 
 using namespace group_format;
 using cpu::kLanes;
-using cpu::VecI;
-
-constexpr int64_t kMostGroup = 128;
+using cpu::VecU16;
+using cpu::VecU8;
 
 template <class T>
 void load_floats(const void* from, int64_t count, float* to) {
@@ -35,61 +35,130 @@ void store_e4m3(const float* from, int64_t count, void* to) {
   for (int64_t i = 0; i < count; ++i) row[i] = from_float<Float8E4M3>(from[i]);
 }
 
-KP_PRIMITIVE Range range_of(const float* values, int64_t count, bool has_zeros) {
-  Range range{0, 0.0f, 0.0f};
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t magnitude = group_format::bits_of(values[i]) & 0x7fffffff;
-    range.amax = magnitude > range.amax ? magnitude : range.amax;
+// Of the groups of a part.
+struct alignas(64) PartRanges {
+  float amax[kPartGroups];                    // infinity where there is a NaN, too
+  float low[kPartGroups], high[kPartGroups];  // at most 0, at least 0
+};
+struct alignas(64) PartScales {
+  float value[kPartGroups], inverse[kPartGroups];
+  int32_t zero[kPartGroups];
+};
+
+KP_PRIMITIVE Vec load_values(const QuantizePart& part, int64_t at) {
+  return at + kLanes <= part.count ? cpu::load(part.values + at) : cpu::load_partial(part.values + at, part.count - at);
+}
+
+KP_PRIMITIVE void find_ranges(const QuantizePart& part, PartRanges& ranges) {
+  for (int64_t first = 0, index = 0; first < part.count; first += part.group, ++index) {
+    const int64_t end = part.count - first < part.group ? part.count : first + part.group;
+    VecI amax = {};
+    for (int64_t i = first; i < end; i += kLanes) {
+      const VecI magnitudes = reinterpret_cast<VecI>(cpu::bits_of(cpu::abs(load_values(part, i))));
+      amax = magnitudes > amax ? magnitudes : amax;
+    }
+    amax = amax < static_cast<int32_t>(kInfinityBits) ? amax : VecI{} + static_cast<int32_t>(kInfinityBits);  // of NaN
+    ranges.amax[index] = cpu::horizontal_max(cpu::from_bits(reinterpret_cast<VecU>(amax)));
+    if (part.zeros == nullptr) continue;
+    Vec low = {}, high = {};
+    for (int64_t i = first; i < end; i += kLanes) {
+      const Vec values = load_values(part, i);
+      low = cpu::min(values, low);
+      high = cpu::max(values, high);
+    }
+    ranges.low[index] = -cpu::horizontal_max(-low);
+    ranges.high[index] = cpu::horizontal_max(high);
   }
-  if (!has_zeros) return range;
-  for (int64_t i = 0; i < count; ++i) {
-    range.low = values[i] < range.low ? values[i] : range.low;
-    range.high = values[i] > range.high ? values[i] : range.high;
+}
+
+template <Format kFormat>
+KP_PRIMITIVE void find_scales(const QuantizePart& part, const PartRanges& ranges, PartScales& scales) {
+  const int64_t groups = (part.count + part.group - 1) / part.group;
+  for (int64_t i = 0; i < groups; i += kLanes) {
+    const GroupScales some = scales_of<kFormat>(
+        {cpu::bits_of(cpu::load(ranges.amax + i)), cpu::load(ranges.low + i), cpu::load(ranges.high + i)},
+        part.zeros != nullptr, part.scale_type, part.tensor_scale);
+    cpu::store(scales.value + i, some.value);
+    cpu::store(scales.inverse + i, some.inverse);
+    cpu::store_storage(scales.zero + i, some.zero);
+    const int64_t left = groups - i < kLanes ? groups - i : kLanes;
+    const auto store_bytes = [&](uint8_t* to, VecU bytes) {
+      cpu::store_storage_partial<VecU8, 1>(to, cpu::narrow_to_8(bytes), left);
+    };
+    if constexpr (is_integer(kFormat)) {
+      cpu::store_partial(part.scales + i, some.stored, left);
+      if (part.zeros != nullptr) store_bytes(part.zeros + i, reinterpret_cast<VecU>(some.zero));
+    } else {
+      store_bytes(part.scale_bytes + i, scale_bytes<kFormat>(some.stored));
+    }
   }
-  return range;
+}
+
+// Random bits of the elements of a part: those of values[i] are halves[i] of what is returned.
+struct alignas(64) PartBits {
+  static constexpr int64_t kHalves = cpu::kPhiloxBlocks * kPhiloxElements;  // drawn at once
+  uint32_t words[(kPartColumns + kPhiloxElements + kHalves) / 2 + kLanes];
+};
+KP_PRIMITIVE const uint32_t* draw_bits(const QuantizePart& part, PartBits& bits) {
+  const int64_t block = part.first_element / kPhiloxElements, before = part.first_element % kPhiloxElements;
+  for (int64_t i = 0; i < before + part.count; i += PartBits::kHalves) {
+    cpu::philox_many(static_cast<uint64_t>(part.seed[0]), static_cast<uint64_t>(part.seed[1]),
+                     static_cast<uint64_t>(block + i / kPhiloxElements), bits.words + i / 2);
+  }
+  return bits.words;
+}
+
+// Codes of a byte each to where they lie in `bits` each; behind the last one are zeros.
+template <Format kFormat>
+KP_PRIMITIVE void pack(const uint16_t* pairs, int64_t count, uint8_t* bytes) {
+  if constexpr (is_bit_stream(kFormat)) {
+    for (int64_t i = 0; i < count; i += 8) {
+      uint64_t eight, word = 0;
+      __builtin_memcpy(&eight, pairs + i / 2, 8);
+#if defined(__BMI2__)
+      word = _pext_u64(eight, 0x0101010101010101u * last_code(kFormat));
+#else
+      for (int j = 0; j < 8; ++j) word |= (eight >> (8 * j) & 0xff) << (j * code_bits(kFormat));
+#endif
+      const int64_t left = code_bytes(kFormat, count - i);
+      __builtin_memcpy(bytes + code_bytes(kFormat, i), &word,
+                       static_cast<size_t>(left < code_bits(kFormat) ? left : code_bits(kFormat)));
+    }
+  } else if constexpr (has_4_bits(kFormat)) {
+    for (int64_t i = 0; i < (count + 1) / 2; ++i) bytes[i] = static_cast<uint8_t>(pairs[i] | pairs[i] >> 4);
+  } else {
+    __builtin_memcpy(bytes, pairs, static_cast<size_t>(count));
+  }
 }
 
 template <Format kFormat, bool kStochastic>
 void quantize(const QuantizePart& part) {
+  PartRanges ranges;
+  PartScales scales;
+  find_ranges(part, ranges);
+  find_scales<kFormat>(part, ranges, scales);
+  PartBits bits;
+  const char* random = nullptr;  // two bytes of each element
+  if constexpr (kStochastic) {
+    random = reinterpret_cast<const char*>(draw_bits(part, bits)) + part.first_element % kPhiloxElements * 2;
+  }
+  alignas(64) uint16_t pairs[(kPartColumns + kLanes) / 2];
+  auto* codes = reinterpret_cast<uint8_t*>(pairs);
   for (int64_t first = 0, index = 0; first < part.count; first += part.group, ++index) {
-    const int64_t count = part.count - first < part.group ? part.count - first : part.group;
-    const float* values = part.values + first;
-    const GroupScale scale = scale_of<kFormat>(range_of(values, count, part.zeros != nullptr), part.zeros != nullptr,
-                                               part.scale_type, part.tensor_scale);
-    if constexpr (is_integer(kFormat)) {
-      part.scales[index] = scale.stored;
-      if (part.zeros != nullptr) part.zeros[index] = static_cast<uint8_t>(scale.zero);
-    } else {
-      part.scale_bytes[index] = static_cast<uint8_t>(scale_byte<kFormat>(scale.stored));
-    }
-    alignas(64) uint32_t codes[kMostGroup] = {};
-    if constexpr (kStochastic) {
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t element = part.first_element + first + i;
-        const PhiloxBlock block = philox(static_cast<uint64_t>(part.seed[0]), static_cast<uint64_t>(part.seed[1]),
-                                         static_cast<uint64_t>(element / kPhiloxElements));
-        codes[i] = code_of<kFormat, true>(values[i], scale, block.bits(static_cast<int>(element % kPhiloxElements)));
+    const int64_t end = part.count - first < part.group ? part.count : first + part.group;
+    for (int64_t i = first; i < end; i += kLanes) {
+      Vec own = {};
+      if constexpr (kStochastic) {
+        const VecU halves = cpu::widen_bits(cpu::load_storage<VecU16>(random + 2 * i));
+        own = __builtin_convertvector(reinterpret_cast<VecI>(halves), Vec);
       }
-    } else {
-      for (int64_t i = 0; i < count; ++i) codes[i] = code_of<kFormat, false>(values[i], scale, 0);
-    }
-    uint8_t* bytes = part.codes + code_bytes(kFormat, first);
-    if constexpr (is_bit_stream(kFormat)) {
-      for (int64_t i = 0; i < count; i += 8) {
-        uint64_t word = 0;
-        for (int j = 0; j < 8; ++j) word |= uint64_t{codes[i + j]} << (j * code_bits(kFormat));
-        const int64_t left = code_bytes(kFormat, count - i);
-        __builtin_memcpy(bytes + code_bytes(kFormat, i), &word,
-                         static_cast<size_t>(left < code_bits(kFormat) ? left : code_bits(kFormat)));
-      }
-    } else if constexpr (has_4_bits(kFormat)) {
-      for (int64_t i = 0; i < (count + 1) / 2; ++i) {
-        bytes[i] = static_cast<uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
-      }
-    } else {
-      for (int64_t i = 0; i < count; ++i) bytes[i] = static_cast<uint8_t>(codes[i]);
+      const VecU some = codes_of<kFormat, kStochastic>(load_values(part, i), scales.value[index], scales.inverse[index],
+                                                       scales.zero[index], own);
+      cpu::store_storage(codes + i, cpu::narrow_to_8(some));
     }
   }
+  __builtin_memset(codes + part.count, 0, part.count % 8 == 0 ? 0 : static_cast<size_t>(8 - part.count % 8));
+  pack<kFormat>(pairs, part.count, part.codes);
 }
 
 // 16 columns of 4-bit codes at a time: a vector has the values of all 16 codes, and decoding is one shuffle.
@@ -100,8 +169,11 @@ KP_PRIMITIVE int64_t dequantize_lanes([[maybe_unused]] const uint8_t* bytes, [[m
                                       [[maybe_unused]] int32_t zero, [[maybe_unused]] float* values) {
 #if defined(__AVX512F__)
   if constexpr (has_4_bits(kFormat)) {
-    cpu::Vec table;
-    for (int i = 0; i < kLanes; ++i) table[i] = code_value<kFormat>(static_cast<uint32_t>(i), zero);
+    alignas(64) static constexpr float kE2m1Values[] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
+                                                        -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+    alignas(64) static constexpr float kIntegers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    cpu::Vec table = cpu::load(is_integer(kFormat) ? kIntegers : kE2m1Values);
+    if constexpr (is_integer(kFormat)) table -= static_cast<float>(zero);
     table *= scale;
     if constexpr (kFormat == Format::kNvfp4) table *= tensor_scale;
     int64_t i = 0;

@@ -91,7 +91,7 @@ void run_dequantize(const Dequantize& problem, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("group_quantize cpu 3");
+  return hash_text("group_quantize cpu 4");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "kernel_pytorch/device/parallel.h"
 #include "kernel_pytorch/ops/engines/pointwise/pointwise.h"
 #include "kernel_pytorch/ops/quantized_matmul/cpu/dots.h"
+#include "kernel_pytorch/ops/quantized_matmul/cpu/integers.h"
 #include "kernel_pytorch/ops/quantized_matmul/cpu/thin.h"
 #include "kernel_pytorch/ops/quantized_matmul/operation.h"
 #include "kernel_pytorch/ops/support/cpu_support.h"
@@ -17,6 +18,9 @@ namespace kernel_pytorch::quantized_matmul {
 namespace {
 
 constexpr const char* kManyRows = "takes up to 16 rows; of more, decoding is a small part";
+constexpr const char* kMoreRows = "takes up to 4 rows; of more, the digits of x are most of the work";
+constexpr const char* kNoIntegers = "needs a CPU with AVX-512 VNNI";
+constexpr const char* kNeeds16Bits = "takes bf16 and fp16";
 constexpr const char* kNoDots = "needs a CPU with AVX-512 BF16";
 constexpr const char* kNeedsBf16 = "takes bf16";
 constexpr const char* kNoMxfp8 = "does not take mxfp8";
@@ -139,11 +143,69 @@ void run_dots([[maybe_unused]] const Product& problem, int, [[maybe_unused]] Con
 #endif
 }
 
+registry::Support supports_integers([[maybe_unused]] const Product& problem,
+                                    [[maybe_unused]] const DeviceInfo& device) {
+#if defined(__x86_64__)
+  if (const char* obstacle = cpu_obstacle(device)) return registry::Support::no(obstacle);
+  static const bool has_vnni = __builtin_cpu_supports("avx512vnni") != 0;
+  const bool is_level = device.cpu.isa >= CpuIsa::kX86V4 && device.cpu.isa <= CpuIsa::kX86V4Amx;
+  if (!has_vnni || !is_level) return registry::Support::no(kNoIntegers);
+  if (size_of(problem.x.dtype) != 2) return registry::Support::no(kNeeds16Bits);
+  if (problem.format == Format::kMxfp8) return registry::Support::no(kNoMxfp8);
+  if (group_format::is_bit_stream(problem.format)) return registry::Support::no(kNoBitStream);
+  return registry::Support::unless(problem.x.sizes[0] > kIntegerRows ? kMoreRows : nullptr);
+#else
+  return registry::Support::no(kNoIntegers);
+#endif
+}
+
+void run_integers([[maybe_unused]] const Product& problem, int, [[maybe_unused]] Context& context) {
+#if defined(__x86_64__)
+  const int64_t m = problem.x.sizes[0], k = problem.x.sizes[1], n = problem.codes.sizes[0];
+  if (m == 0 || n == 0) return;
+  const int64_t units = (k + kUnitColumns - 1) / kUnitColumns, rows = integer_rows(m);
+  const auto bytes = static_cast<size_t>(rows * units) * sizeof(IntegerUnit);
+  auto* x = static_cast<IntegerUnit*>(context.scratch->allocate(bytes));
+  if (rows > m) std::memset(static_cast<void*>(x), 0, bytes);
+  for (int64_t i = 0; i < m; ++i) {
+    const bool is_finite = isa_v4vnni::arrange_integers(problem.format, problem.group,
+                                                        problem.x.as<const uint16_t>() + i * problem.x.strides[0],
+                                                        problem.x.dtype == DType::kFloat16, k, x + i, rows);
+    // An infinity would spread over its unit as NaN.
+    if (!is_finite) return run(problem, 0, context);
+  }
+  const int64_t groups = problem.scales.sizes[1];
+  parallel_for(context.threads, (n + kTaskRows - 1) / kTaskRows, [&](int64_t task) {
+    const int64_t first = task * kTaskRows, count = std::min(kTaskRows, n - first);
+    static_assert(kIntegerSums == kIntegerRows);
+    float sums[kTaskRows * kIntegerSums];
+    isa_v4vnni::multiply_integers(
+        {.format = problem.format,
+         .group = problem.group,
+         .k = k,
+         .x = x,
+         .m = m,
+         .codes = problem.codes.as<const uint8_t>() + first * problem.codes.sizes[1],
+         .code_stride = problem.codes.sizes[1],
+         .scales = problem.scales.as<const char>() + first * groups * size_of(problem.scales.dtype),
+         .has_half_scales = problem.scales.dtype == DType::kFloat16,
+         .zeros = problem.zeros.is_present() ? problem.zeros.as<const uint8_t>() + first * groups : nullptr,
+         .groups = groups,
+         .rows = count,
+         .sums = sums});
+    finish(problem, sums, 1, kIntegerSums, first, count);
+  });
+#endif
+}
+
 uint64_t code_version() {
   return hash_text("quantized_matmul cpu_thin 2");
 }
 uint64_t dots_version() {
   return hash_text("quantized_matmul cpu_dots 2");
+}
+uint64_t integers_version() {
+  return hash_text("quantized_matmul cpu_integers 1");
 }
 
 }  // namespace
@@ -152,5 +214,7 @@ constinit const registry::Kernel<Product> kCpuThin{
     .name = "cpu_thin", .supports = supports, .run = run, .source_hash = code_version};
 constinit const registry::Kernel<Product> kCpuDots{
     .name = "cpu_dots", .supports = supports_dots, .run = run_dots, .source_hash = dots_version};
+constinit const registry::Kernel<Product> kCpuIntegers{
+    .name = "cpu_integers", .supports = supports_integers, .run = run_integers, .source_hash = integers_version};
 
 }  // namespace kernel_pytorch::quantized_matmul
