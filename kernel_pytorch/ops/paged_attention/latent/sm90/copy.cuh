@@ -1,0 +1,107 @@
+// The warps that copy latent rows and rope rows into swizzled chunks, 16 bytes a thread, by the page table: pages of any
+// size, and keys that are not there become zeros. Each warp has a quarter of the keys of both blocks of a step.
+#pragma once
+
+#include "kernel_pytorch/cuda/ptx/async_copy.cuh"
+#include "kernel_pytorch/cuda/ptx/float_pairs.cuh"
+#include "kernel_pytorch/cuda/tile/fragment.cuh"
+#include "kernel_pytorch/ops/paged_attention/latent/sm90/memory.cuh"
+#include "kernel_pytorch/ops/paged_attention/sm90/piece.cuh"
+
+namespace kernel_pytorch::paged_attention {
+
+template <Tile kTile>
+class LatentCopier {
+  static constexpr int kKeys = kLatentKeys / kLatentCopyWarps;  // of a warp and block: 16
+  static constexpr int kAhead = 4;                              // steps whose pages are asked for
+  static constexpr uint32_t kAll = 0xffffffffu;
+
+ public:
+  __device__ __forceinline__ LatentCopier(const WorkArguments& work, const LatentRoom& room)
+      : arguments_(work.attend), room_(room) {}
+
+  // The pages of a step are read while the one before it is copied.
+  __device__ __forceinline__ void copy(const Segment& segment, const Steps& steps) {
+    int32_t page = load_page(segment, steps, steps.first);
+    for (int32_t step = steps.first; step < steps.last; ++step) {
+      const int32_t next = load_page(segment, steps, step + 1);
+      prefetch_page(segment, steps, step + kAhead);
+      copy_step(step, page);
+      parity_ ^= 1;
+      page = next;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int32_t lane() const { return static_cast<int32_t>(threadIdx.x % 32); }
+  __device__ __forceinline__ int32_t first_row() const {
+    return static_cast<int32_t>(threadIdx.x / 32) % kLatentCopyWarps * kKeys;
+  }
+  // A lane looks after one key: the lower half of the warp of the first block, the upper one of the second.
+  __device__ __forceinline__ int32_t key_of_lane(int32_t step) const {
+    return (2 * step + lane() / kKeys) * kLatentKeys + first_row() + lane() % kKeys;
+  }
+  __device__ __forceinline__ int32_t load_page(const Segment& segment, const Steps& steps, int32_t step) const {
+    const int32_t key = key_of_lane(step);
+    return step < steps.last && key < segment.request.keys ? page_of(arguments_, segment.request, key) : -1;
+  }
+  // Pages of small size make a table that caches do not hold: its entries are asked for long before they are read.
+  __device__ __forceinline__ void prefetch_page(const Segment& segment, const Steps& steps, int32_t step) const {
+    const int32_t key = key_of_lane(step);
+    if (lane() % 8 != 0 || step >= steps.last || key >= segment.request.keys) return;
+    ptx::prefetch_global_l2(arguments_.block_tables + static_cast<int64_t>(segment.request.index) * arguments_.table +
+                            divide(static_cast<uint32_t>(key), arguments_.page_divider));
+  }
+
+  __device__ __forceinline__ void copy_step(int32_t step, int32_t page) {
+    const int32_t row = row_in_page(arguments_, key_of_lane(step));
+    latent_ = page < 0 ? -1 : offset_in(arguments_.key, page, row, 0) * 2;
+    rope_ = page < 0 ? -1 : offset_in(arguments_.value, page, row, 0) * 2;
+    const uint32_t there = __ballot_sync(kAll, page >= 0);
+    copy_part<kFirstLeft, 0, 0, false>(there);
+    copy_part<kSecondRight, 1, 1, false>(there >> kKeys);
+    copy_part<kFirstRight, 0, 1, true>(there);
+    copy_part<kSecondLeft, 1, 0, true>(there >> kKeys);
+  }
+
+  template <LatentPart kPart, int kBlock, int kHalf, bool kHasRope>
+  __device__ __forceinline__ void copy_part(uint32_t there) {
+    LatentShared& shared = room_.shared();
+    shared.empty[kPart].wait(parity_ ^ 1);
+    if (lane() == 0) {
+      // With the part that comes first: whoever reads it has given that part back.
+      if constexpr (!kHasRope) {
+        shared.presence[kBlock][first_row() / kKeys] = static_cast<uint16_t>(there);
+      }
+      shared.full[kPart].arrive();
+    }
+    const char* latent = static_cast<const char*>(arguments_.key.data);
+    const uint32_t to = room_.chunk(kBlock, 4 * kHalf + lane() / 8) + first_row() * 128;
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      const int64_t offset = __shfl_sync(kAll, latent_, kBlock * kKeys + i);
+      ptx::cp_async_cg_shared_global_16_fill(to + tile::swizzled_offset(i, lane() % 8),
+                                             offset < 0 ? latent : latent + offset + kHalf * 512 + lane() * 16,
+                                             offset < 0 ? 0 : 16);
+    }
+    if constexpr (kHasRope) {
+      const char* rope = static_cast<const char*>(arguments_.value.data);
+#pragma unroll
+      for (int i = 0; i < kKeys / 4; ++i) {
+        const int row = 4 * i + lane() / 8;
+        const int64_t offset = __shfl_sync(kAll, rope_, kBlock * kKeys + row);
+        ptx::cp_async_cg_shared_global_16_fill(
+            room_.rope(kBlock) + tile::swizzled_offset(first_row() + row, lane() % 8),
+            offset < 0 ? rope : rope + offset + lane() % 8 * 16, offset < 0 ? 0 : 16);
+      }
+    }
+    ptx::cp_async_mbarrier_arrive_noinc(shared.full[kPart].address());
+  }
+
+  const AttendArguments& arguments_;
+  const LatentRoom room_;
+  uint32_t parity_ = 0;
+  int64_t latent_ = -1, rope_ = -1;  // where the lane's rows begin, in bytes; -1: not there
+};
+
+}  // namespace kernel_pytorch::paged_attention

@@ -1,0 +1,103 @@
+// Host side of attention over latent rows on Hopper: one launch that attends and one that combines what was cut. Blocks
+// plan for themselves, so nothing precedes them.
+#include <algorithm>
+
+#include "kernel_pytorch/base/rows.h"
+#include "kernel_pytorch/ops/paged_attention/latent/latent_host.h"
+#include "kernel_pytorch/ops/paged_attention/latent/sm90/tile_cuda.h"
+
+namespace kernel_pytorch::paged_attention {
+namespace {
+
+constexpr const char* kSource = "kernel_pytorch/ops/paged_attention/latent/sm90/kernel.cuh";
+constexpr const char* kCodes = "takes caches of the query's type; another kernel takes codes";
+constexpr const char* kUnalignedQuery = "rows of the query must begin at multiples of 16 bytes";
+constexpr const char* kUnalignedOutput = "rows of the output must begin at multiples of 4 bytes";
+constexpr const char* kLittleShared = "needs more shared memory per block than this GPU has";
+constexpr int64_t kStaticBytes = 1024;  // of shared memory that the compiler lays out, with what aligns the rest
+
+// Rows of the tile, and so blocks that share keys: one for up to 64 rows of a request, two for more.
+Tile tile_of(const Attend& problem) {
+  const bool is_wide = most_queries(problem) * problem.query.sizes[1] > kLatentRows;
+  return {.size = kLatentSize,
+          .value_size = kLatentValueSize,
+          .row_warps = is_wide ? 8 : 4,
+          .keys = 2 * kLatentKeys,
+          .stages = 1,
+          .bytes = 2,
+          .warps = 8};
+}
+
+registry::Support supports(const Latent& problem, const DeviceInfo& device) {
+  if (const char* obstacle = latent_obstacle(problem, device)) return registry::Support::no(obstacle);
+  if (const char* missing = feature_obstacle(device, CudaFeature::kWgmma)) return registry::Support::no(missing);
+  if (problem.latent_cache.dtype != problem.query.dtype) return registry::Support::no(kCodes);
+  if (!has_aligned_rows(problem.query)) return registry::Support::no(kUnalignedQuery);
+  if (!has_aligned_rows(problem.output, 4)) return registry::Support::no(kUnalignedOutput);
+  return registry::Support::unless(
+      kLatentSharedBytes + kStaticBytes > device.cuda.shared_bytes_per_block ? kLittleShared : nullptr);
+}
+
+std::vector<std::string> configs(const Latent& problem, const DeviceInfo&) {
+  return {config_text(tile_of(attend_of(problem)))};
+}
+
+DeviceCode attend_code(DType dtype, const Tile& tile) {
+  return code_of("attend_latent_sm90", concat(element_type_name(dtype), ", ", device_text(tile)), kSource, 90, true);
+}
+
+void run(const Latent& problem, int, Context& context) {
+  static const std::string kPlanLabel = "mla_decode plan", kLabel = "mla_decode", kCombineLabel = "mla_decode combine";
+  static KernelTable<4> plans, attends, combines;
+  if (problem.query.sizes[0] * problem.query.sizes[1] == 0) return;
+  const Attend attend = attend_of(problem);
+  const Tile tile = tile_of(attend);
+  const DType dtype = problem.query.dtype;
+  const int share = latent_share(tile), variant = 2 * (share - 1) + (dtype == DType::kBFloat16 ? 0 : 1);
+  WorkArguments work{.attend = latent_arguments(problem, attend)};
+  const int64_t multiprocessors = std::max(context.info->cuda.multiprocessors, share);
+  const int64_t workers = multiprocessors / share;
+  set_workers(work, attend, tile, workers, context);
+  const int64_t requests = attend.seq_lens.sizes[0];
+  if (requests > kSharedRequests) {
+    work.plan = static_cast<int64_t*>(context.scratch->allocate(static_cast<size_t>(requests + 1) * sizeof(int64_t)));
+    launch(context, plans.get(variant, context, [&] { return plan_code(tile); }), 1, 1024, 0, work, kPlanLabel);
+  }
+  launch(context, attends.get(variant, context, [&] { return attend_code(dtype, tile); }), workers * share,
+         kLatentThreads, kLatentSharedBytes, work, kLabel, true);
+  launch(context, combines.get(variant, context, [&] { return combine_code(dtype, tile); }), 2 * multiprocessors,
+         kCombineThreads, 0, work, kCombineLabel, true);
+}
+
+uint64_t source_hash() {
+  return jit::source_hash(kSource);
+}
+
+std::vector<DeviceCode> device_code() {
+  std::vector<DeviceCode> codes;
+  for (const int row_warps : {4, 8}) {
+    const Tile tile{.size = kLatentSize,
+                    .value_size = kLatentValueSize,
+                    .row_warps = row_warps,
+                    .keys = 2 * kLatentKeys,
+                    .stages = 1,
+                    .bytes = 2,
+                    .warps = 8};
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      codes.push_back(attend_code(dtype, tile));
+      codes.push_back(combine_code(dtype, tile));
+    }
+  }
+  return codes;
+}
+
+}  // namespace
+
+constinit const registry::Kernel<Latent> kLatentSm90{.name = "sm90",
+                                                     .supports = supports,
+                                                     .configs = configs,
+                                                     .run = run,
+                                                     .source_hash = source_hash,
+                                                     .device_code = device_code};
+
+}  // namespace kernel_pytorch::paged_attention
