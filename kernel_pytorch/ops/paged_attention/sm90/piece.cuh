@@ -59,12 +59,11 @@ __device__ __forceinline__ Steps steps_of(const WorkArguments& work, const Segme
           min(oldest.last, newest.last)};
 }
 
-// Calls take(segment, steps, piece) for each piece of the block's workers; a whole segment has no piece. kShare blocks
-// that follow one another have the same workers.
-template <Tile kTile, int kShare = 1, class Take>
+// Calls take(segment, steps, piece) for each piece of the block's workers; a whole segment has no piece.
+template <Tile kTile, class Take>
 __device__ __forceinline__ void for_each_piece(const WorkArguments& work, const int64_t* plan, const Take& take) {
   const Workers workers(work, plan);
-  for (int64_t worker = blockIdx.x / kShare; worker < workers.count; worker += gridDim.x / kShare) {
+  for (int64_t worker = blockIdx.x; worker < workers.count; worker += gridDim.x) {
     const int64_t end = workers.begin(worker + 1);
     Segment segment = segment_of<kTile>(work, plan, workers.begin(worker));
     for (int64_t unit = workers.begin(worker); unit < end;) {

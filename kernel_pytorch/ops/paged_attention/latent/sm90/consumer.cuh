@@ -30,7 +30,7 @@ class LatentConsumer : LatentTileRows<Element, kTile> {
   using ByColumns = tile::AlongColumns<kLatentKeys>;  // queries, keys and weights
   using ByRows = tile::AlongRows<kLatentKeys>;        // values
   using Rows = LatentTileRows<Element, kTile>;
-  using Rows::arguments_, Rows::room_, Rows::lane, Rows::own_row;
+  using Rows::arguments_, Rows::room_, Rows::piece_, Rows::lane, Rows::own_row;
   static constexpr int kValueSteps = kLatentKeys / tile::kProductDepth;
   static constexpr int kThreadCount = 256;
   static constexpr bool kIsFirst = kGroup == 0;
@@ -39,10 +39,7 @@ class LatentConsumer : LatentTileRows<Element, kTile> {
   __device__ __forceinline__ LatentConsumer(const WorkArguments& work, const LatentRoom& room)
       : Rows(work.attend, room), shared_(room.shared()) {}
 
-  __device__ __forceinline__ void attend(const Segment& segment, const Steps& steps, float* piece) {
-    Rows::begin_rows(segment);
-    all_first_ = steps.all_first;
-    all_last_ = steps.all_last;
+  __device__ __forceinline__ void attend() {
     ptx::barrier_sync_aligned(kBothGroups, kThreadCount);  // products with the queries before are done
     Rows::load_queries();
     ptx::fence_proxy_async_shared_cta();
@@ -54,13 +51,15 @@ class LatentConsumer : LatentTileRows<Element, kTile> {
       largest_[i] = tile::minus_infinity();
       sum_[i] = 0.0f;
     }
-    if (steps.first < steps.last) {
+    const int32_t last = piece_.steps.last - 1;
+    int32_t step = piece_.steps.first;
+    if (step <= last) {
       first_scores();
 #pragma unroll 1
-      for (int32_t step = steps.first; step + 1 < steps.last; ++step) take<true>(step);
-      take<false>(steps.last - 1);
+      for (; step < last; ++step) take<true>(step);
+      take<false>(last);
     }
-    store(piece);
+    store();
   }
 
  private:
@@ -92,6 +91,7 @@ class LatentConsumer : LatentTileRows<Element, kTile> {
     ptx::wgmma_commit_group();
   }
   __device__ __forceinline__ void issue_late_scores() {
+    ptx::wgmma_fence();
     if constexpr (kIsFirst) {
       issue_scores<16, 36>(true);
     } else {
@@ -228,7 +228,7 @@ class LatentConsumer : LatentTileRows<Element, kTile> {
 #pragma unroll
     for (int i = 0; i < 2; ++i) there[i] = reinterpret_cast<const uint32_t*>(shared_.presence[kGroup])[i];
     const bool is_whole = (there[0] & there[1]) == 0xffffffffu;
-    if (is_whole && first_key >= all_first_ && first_key + kLatentKeys <= all_last_) return;
+    if (is_whole && first_key >= piece_.steps.all_first && first_key + kLatentKeys <= piece_.steps.all_last) return;
     const KeyRange ranges[2] = {Rows::range_of(own_row()), Rows::range_of(own_row() + 8)};
 #pragma unroll
     for (int i = 0; i < ScoreMma::kCount; ++i) {
@@ -292,7 +292,7 @@ class LatentConsumer : LatentTileRows<Element, kTile> {
     for (int i = 0; i < OutputMma::kCount; ++i) output_[i] *= factors[i / 2 % 2];
   }
 
-  __device__ __forceinline__ void store(float* piece) {
+  __device__ __forceinline__ void store() {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float sum = tile::sum_lanes<4>(sum_[i]);
@@ -301,12 +301,11 @@ class LatentConsumer : LatentTileRows<Element, kTile> {
     ptx::barrier_sync_aligned(kBothGroups, kThreadCount);
 #pragma unroll
     for (int i = 0; i < 2; ++i) sum_[i] = shared_.sums[0][own_row() + 8 * i] + shared_.sums[1][own_row() + 8 * i];
-    Rows::store_rows(output_, largest_, sum_, kGroup * kTile.value_size / 2, kIsFirst, piece);
+    Rows::store_rows(output_, largest_, sum_, kGroup * kTile.value_size / 2, kIsFirst);
   }
 
   LatentShared& shared_;
   uint32_t parity_ = 0;
-  int32_t all_first_, all_last_;
   float largest_[2], sum_[2];  // of the two rows of this thread; the sum of its own keys
   float scores_[ScoreMma::kCount];
   float output_[OutputMma::kCount];

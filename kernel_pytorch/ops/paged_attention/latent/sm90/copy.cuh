@@ -6,7 +6,6 @@
 #include "kernel_pytorch/cuda/ptx/float_pairs.cuh"
 #include "kernel_pytorch/cuda/tile/fragment.cuh"
 #include "kernel_pytorch/ops/paged_attention/latent/sm90/memory.cuh"
-#include "kernel_pytorch/ops/paged_attention/sm90/piece.cuh"
 
 namespace kernel_pytorch::paged_attention {
 
@@ -14,18 +13,20 @@ template <Tile kTile>
 class LatentCopier {
   static constexpr int kKeys = kLatentKeys / kLatentCopyWarps;  // of a warp and block: 16
   static constexpr int kAhead = 4;                              // steps whose pages are asked for
-  static constexpr uint32_t kAll = 0xffffffffu;
+  static constexpr uint32_t kAll = 0xffffffffu, kNone = 0xffffffffu;
 
  public:
   __device__ __forceinline__ LatentCopier(const WorkArguments& work, const LatentRoom& room)
-      : arguments_(work.attend), room_(room) {}
+      : arguments_(work.attend), room_(room), piece_(room.piece()) {}
 
   // The pages of a step are read while the one before it is copied.
-  __device__ __forceinline__ void copy(const Segment& segment, const Steps& steps) {
-    int32_t page = load_page(segment, steps, steps.first);
-    for (int32_t step = steps.first; step < steps.last; ++step) {
-      const int32_t next = load_page(segment, steps, step + 1);
-      prefetch_page(segment, steps, step + kAhead);
+  __device__ __forceinline__ void copy() {
+    const int32_t last = piece_.steps.last;
+    int32_t step = piece_.steps.first, page = load_page(step);
+#pragma unroll 1
+    for (; step < last; ++step) {
+      const int32_t next = load_page(step + 1);
+      prefetch_page(step + kAhead);
       copy_step(step, page);
       parity_ ^= 1;
       page = next;
@@ -41,22 +42,22 @@ class LatentCopier {
   __device__ __forceinline__ int32_t key_of_lane(int32_t step) const {
     return (2 * step + lane() / kKeys) * kLatentKeys + first_row() + lane() % kKeys;
   }
-  __device__ __forceinline__ int32_t load_page(const Segment& segment, const Steps& steps, int32_t step) const {
+  __device__ __forceinline__ int32_t load_page(int32_t step) const {
     const int32_t key = key_of_lane(step);
-    return step < steps.last && key < segment.request.keys ? page_of(arguments_, segment.request, key) : -1;
+    return step < piece_.steps.last && key < piece_.request.keys ? page_of(arguments_, piece_.request, key) : -1;
   }
   // Pages of small size make a table that caches do not hold: its entries are asked for long before they are read.
-  __device__ __forceinline__ void prefetch_page(const Segment& segment, const Steps& steps, int32_t step) const {
+  __device__ __forceinline__ void prefetch_page(int32_t step) const {
     const int32_t key = key_of_lane(step);
-    if (lane() % 8 != 0 || step >= steps.last || key >= segment.request.keys) return;
-    ptx::prefetch_global_l2(arguments_.block_tables + static_cast<int64_t>(segment.request.index) * arguments_.table +
+    if (lane() % 8 != 0 || step >= piece_.steps.last || key >= piece_.request.keys) return;
+    ptx::prefetch_global_l2(arguments_.block_tables + static_cast<int64_t>(piece_.request.index) * arguments_.table +
                             divide(static_cast<uint32_t>(key), arguments_.page_divider));
   }
 
   __device__ __forceinline__ void copy_step(int32_t step, int32_t page) {
     const int32_t row = row_in_page(arguments_, key_of_lane(step));
-    latent_ = page < 0 ? -1 : offset_in(arguments_.key, page, row, 0) * 2;
-    rope_ = page < 0 ? -1 : offset_in(arguments_.value, page, row, 0) * 2;
+    latent_ = page < 0 ? kNone : static_cast<uint32_t>(offset_in(arguments_.key, page, row, 0) / 8);
+    rope_ = page < 0 ? kNone : static_cast<uint32_t>(offset_in(arguments_.value, page, row, 0) / 8);
     const uint32_t there = __ballot_sync(kAll, page >= 0);
     copy_part<kFirstLeft, 0, 0, false>(there);
     copy_part<kSecondRight, 1, 1, false>(there >> kKeys);
@@ -75,33 +76,37 @@ class LatentCopier {
       }
       shared.full[kPart].arrive();
     }
-    const char* latent = static_cast<const char*>(arguments_.key.data);
+    const char* latent = static_cast<const char*>(arguments_.key.data) + kHalf * 512 + lane() * 16;
     const uint32_t to = room_.chunk(kBlock, 4 * kHalf + lane() / 8) + first_row() * 128;
-#pragma unroll
+#pragma unroll 8
     for (int i = 0; i < kKeys; ++i) {
-      const int64_t offset = __shfl_sync(kAll, latent_, kBlock * kKeys + i);
-      ptx::cp_async_cg_shared_global_16_fill(to + tile::swizzled_offset(i, lane() % 8),
-                                             offset < 0 ? latent : latent + offset + kHalf * 512 + lane() * 16,
-                                             offset < 0 ? 0 : 16);
+      const uint32_t offset = __shfl_sync(kAll, latent_, kBlock * kKeys + i);
+      ptx::cp_async_cg_shared_global_16_fill(to + tile::swizzled_offset(i, lane() % 8), at(latent, offset),
+                                             offset == kNone ? 0 : 16);
     }
     if constexpr (kHasRope) {
-      const char* rope = static_cast<const char*>(arguments_.value.data);
+      const char* rope = static_cast<const char*>(arguments_.value.data) + lane() % 8 * 16;
 #pragma unroll
       for (int i = 0; i < kKeys / 4; ++i) {
         const int row = 4 * i + lane() / 8;
-        const int64_t offset = __shfl_sync(kAll, rope_, kBlock * kKeys + row);
+        const uint32_t offset = __shfl_sync(kAll, rope_, kBlock * kKeys + row);
         ptx::cp_async_cg_shared_global_16_fill(
-            room_.rope(kBlock) + tile::swizzled_offset(first_row() + row, lane() % 8),
-            offset < 0 ? rope : rope + offset + lane() % 8 * 16, offset < 0 ? 0 : 16);
+            room_.rope(kBlock) + tile::swizzled_offset(first_row() + row, lane() % 8), at(rope, offset),
+            offset == kNone ? 0 : 16);
       }
     }
     ptx::cp_async_mbarrier_arrive_noinc(shared.full[kPart].address());
   }
 
+  static __device__ __forceinline__ const char* at(const char* data, uint32_t offset) {
+    return data + (offset == kNone ? 0 : static_cast<uint64_t>(offset) * 16);
+  }
+
   const AttendArguments& arguments_;
   const LatentRoom room_;
+  const LatentPiece& piece_;
   uint32_t parity_ = 0;
-  int64_t latent_ = -1, rope_ = -1;  // where the lane's rows begin, in bytes; -1: not there
+  uint32_t latent_ = kNone, rope_ = kNone;  // where the lane's rows begin, in units of 16 bytes
 };
 
 }  // namespace kernel_pytorch::paged_attention

@@ -14,6 +14,7 @@ constexpr const char* kCodes = "takes caches of the query's type; another kernel
 constexpr const char* kUnalignedQuery = "rows of the query must begin at multiples of 16 bytes";
 constexpr const char* kUnalignedOutput = "rows of the output must begin at multiples of 4 bytes";
 constexpr const char* kLittleShared = "needs more shared memory per block than this GPU has";
+constexpr const char* kLargeCache = "takes caches of less than 64 GiB";
 constexpr int64_t kStaticBytes = 1024;  // of shared memory that the compiler lays out, with what aligns the rest
 
 // Rows of the tile, and so blocks that share keys: one for up to 64 rows of a request, two for more.
@@ -28,12 +29,19 @@ Tile tile_of(const Attend& problem) {
           .warps = 8};
 }
 
+// Whether every row's place, in units of 16 bytes, is a number of 32 bits.
+bool is_near(const TensorView& cache) {
+  const int64_t last = (cache.sizes[0] - 1) * cache.strides[0] + (cache.sizes[1] - 1) * cache.strides[1];
+  return last * size_of(cache.dtype) / 16 < int64_t{0xffffffff};
+}
+
 registry::Support supports(const Latent& problem, const DeviceInfo& device) {
   if (const char* obstacle = latent_obstacle(problem, device)) return registry::Support::no(obstacle);
   if (const char* missing = feature_obstacle(device, CudaFeature::kWgmma)) return registry::Support::no(missing);
   if (problem.latent_cache.dtype != problem.query.dtype) return registry::Support::no(kCodes);
   if (!has_aligned_rows(problem.query)) return registry::Support::no(kUnalignedQuery);
   if (!has_aligned_rows(problem.output, 4)) return registry::Support::no(kUnalignedOutput);
+  if (!is_near(problem.latent_cache) || !is_near(problem.rope_cache)) return registry::Support::no(kLargeCache);
   return registry::Support::unless(
       kLatentSharedBytes + kStaticBytes > device.cuda.shared_bytes_per_block ? kLittleShared : nullptr);
 }

@@ -10,13 +10,45 @@ namespace kernel_pytorch::paged_attention {
 
 inline constexpr int kLatentCopyRegisters = 56, kLatentMultiplyRegisters = 224;
 
-// Pieces of which this block has rows.
+// Calls take() for each piece of the block's workers of which it has rows, as for_each_piece does; latent_share blocks
+// that follow one another have the same workers, each with its 64 rows of the tile.
 template <Tile kTile, class Take>
 __device__ __forceinline__ void for_each_latent_piece(const WorkArguments& work, const int64_t* plan,
-                                                      const Take& take) {
-  for_each_piece<kTile, latent_share(kTile)>(work, plan, [&](const Segment& segment, const Steps& steps, float* piece) {
-    if (first_latent_row<kTile>(segment) < latent_row_count(work.attend, segment)) take(segment, steps, piece);
-  });
+                                                      LatentPiece& piece, const Take& take) {
+  constexpr int kShare = latent_share(kTile);
+  const bool writes = threadIdx.x % 32 == 0;
+  if (writes) {
+    piece.next_unit = 0;
+    piece.next_worker = blockIdx.x / kShare;
+  }
+#pragma unroll 1
+  while (true) {
+    __syncwarp();
+    const Workers workers(work, plan);
+    const int64_t worker = piece.next_worker;
+    if (worker >= workers.count) break;
+    const int64_t begin = workers.begin(worker), end = workers.begin(worker + 1),
+                  unit = piece.next_unit > begin ? piece.next_unit : begin;
+    const Segment segment = segment_of<kTile>(work, plan, unit);
+    const int64_t after = segment.first_unit + segment.units, last = after < end ? after : end;
+    const bool is_whole = unit == segment.first_unit && last == after;
+    const int32_t first_row = segment.row_tile * tile_rows(kTile) + blockIdx.x % kShare * kLatentRows;
+    const int32_t last_row = segment.request.queries * static_cast<int32_t>(work.attend.group_divider.divisor) - 1;
+    __syncwarp();
+    if (writes) {
+      piece.next_unit = last;
+      if (last == end) piece.next_worker += gridDim.x / kShare;
+      piece.result =
+          is_whole ? nullptr : piece_at<kTile>(work, place_of_piece(work, workers, worker, segment.first_unit));
+      piece.request = segment.request;
+      piece.first_row = first_row;
+      piece.last_row = last_row;
+      piece.steps = steps_of<kTile>(work, segment, static_cast<int32_t>(unit - segment.first_unit),
+                                    static_cast<int32_t>(last - segment.first_unit));
+    }
+    __syncwarp();
+    if (first_row <= last_row) take();
+  }
 }
 
 template <class Element, Tile kTile>
@@ -40,20 +72,18 @@ __global__ void __launch_bounds__(kLatentThreads, 1)
   if (warpgroup == 2) {
     ptx::setmaxnreg_dec<kLatentCopyRegisters>();
     LatentCopier<kTile> copier(work, room);
-    for_each_latent_piece<kTile>(
-        work, plan, [&](const Segment& segment, const Steps& steps, float*) { copier.copy(segment, steps); });
+    for_each_latent_piece<kTile>(work, plan, room.piece(),
+                                 [&]() __attribute__((always_inline)) { copier.copy(); });
   } else {
     ptx::setmaxnreg_inc<kLatentMultiplyRegisters>();
     if (warpgroup == 0) {
       LatentConsumer<Element, kTile, 0> consumer(work, room);
-      for_each_latent_piece<kTile>(work, plan, [&](const Segment& segment, const Steps& steps, float* piece) {
-        consumer.attend(segment, steps, piece);
-      });
+      for_each_latent_piece<kTile>(work, plan, room.piece(),
+                                   [&]() __attribute__((always_inline)) { consumer.attend(); });
     } else {
       LatentConsumer<Element, kTile, 1> consumer(work, room);
-      for_each_latent_piece<kTile>(work, plan, [&](const Segment& segment, const Steps& steps, float* piece) {
-        consumer.attend(segment, steps, piece);
-      });
+      for_each_latent_piece<kTile>(work, plan, room.piece(),
+                                   [&]() __attribute__((always_inline)) { consumer.attend(); });
     }
   }
 }

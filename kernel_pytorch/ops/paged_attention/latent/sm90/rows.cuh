@@ -7,20 +7,11 @@
 
 namespace kernel_pytorch::paged_attention {
 
-// The block's rank among those that share keys says which rows of the tile are its own.
-template <Tile kTile>
-__device__ __forceinline__ int32_t first_latent_row(const Segment& segment) {
-  return segment.row_tile * tile_rows(kTile) + static_cast<int32_t>(blockIdx.x) % latent_share(kTile) * kLatentRows;
-}
-__device__ __forceinline__ int32_t latent_row_count(const AttendArguments& arguments, const Segment& segment) {
-  return segment.request.queries * static_cast<int32_t>(arguments.group_divider.divisor);
-}
-
 template <class Element, Tile kTile>
 class LatentTileRows {
  protected:
   __device__ __forceinline__ LatentTileRows(const AttendArguments& arguments, const LatentRoom& room)
-      : arguments_(arguments), room_(room) {}
+      : arguments_(arguments), room_(room), piece_(room.piece()) {}
 
   __device__ __forceinline__ int32_t lane() const { return static_cast<int32_t>(threadIdx.x % 32); }
   // Rows of the accumulators of this thread: this one, and the one that lies eight further.
@@ -32,13 +23,9 @@ class LatentTileRows {
     return {query, row - query * static_cast<int32_t>(arguments_.group_divider.divisor)};
   }
   __device__ __forceinline__ KeyRange range_of(int32_t place) const {
-    return keys_seen(arguments_, request_, request_.position(row_at(min(first_row_ + place, last_row_)).query));
-  }
-
-  __device__ __forceinline__ void begin_rows(const Segment& segment) {
-    request_ = segment.request;
-    first_row_ = first_latent_row<kTile>(segment);
-    last_row_ = latent_row_count(arguments_, segment) - 1;
+    const Request& request = piece_.request;
+    const int32_t row = min(piece_.first_row + place, piece_.last_row);
+    return keys_seen(arguments_, request, request.position(row_at(row).query));
   }
 
   // By both warpgroups; rows past the last are zeros.
@@ -48,10 +35,10 @@ class LatentTileRows {
     for (int i = static_cast<int>(threadIdx.x); i < kLatentRows * kUnits; i += kThreadCount) {
       const int32_t place = i / kUnits, unit = i % kUnits;
       ptx::Word4 word{};
-      if (first_row_ + place <= last_row_) {
-        const Row at = row_at(first_row_ + place);
+      if (piece_.first_row + place <= piece_.last_row) {
+        const Row at = row_at(piece_.first_row + place);
         const Element* from = static_cast<const Element*>(arguments_.query) +
-                              (request_.first_query + at.query) * arguments_.query_token_stride +
+                              (piece_.request.first_query + at.query) * arguments_.query_token_stride +
                               at.head * arguments_.query_head_stride;
         word = ptx::ld_global_nc_v4(from + unit * 8);
       }
@@ -62,15 +49,16 @@ class LatentTileRows {
   // Columns from first_column on, of both rows; the warpgroup that leads has the lse too.
   template <int kCount>
   __device__ __forceinline__ void store_rows(const float (&output)[kCount], const float (&largest)[2],
-                                             const float (&sum)[2], int32_t first_column, bool leads, float* piece) {
+                                             const float (&sum)[2], int32_t first_column, bool leads) const {
+    float* const result = piece_.result;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int32_t row = first_row_ + own_row() + 8 * half;
-      if (row > last_row_) continue;
+      const int32_t row = piece_.first_row + own_row() + 8 * half;
+      if (row > piece_.last_row) continue;
       const Row at = row_at(row);
-      const int32_t token = request_.first_query + at.query, column = first_column + lane() % 4 * 2;
+      const int32_t token = piece_.request.first_query + at.query, column = first_column + lane() % 4 * 2;
       const bool writes_sums = leads && lane() % 4 == 0;
-      if (piece == nullptr) {
+      if (result == nullptr) {
         float factor;
         const float lse = finish_row(arguments_, at.head, largest[half], sum[half], factor);
         if (writes_sums && arguments_.lse != nullptr) arguments_.lse[at.head * arguments_.tokens + token] = lse;
@@ -85,10 +73,10 @@ class LatentTileRows {
         constexpr int kAllRows = tile_rows(kTile);
         const int32_t place = row % kAllRows;
         if (writes_sums) {
-          piece[kAllRows * kTile.value_size + place] = largest[half];
-          piece[kAllRows * (kTile.value_size + 1) + place] = sum[half];
+          result[kAllRows * kTile.value_size + place] = largest[half];
+          result[kAllRows * (kTile.value_size + 1) + place] = sum[half];
         }
-        float* to = piece + place * kTile.value_size + column;
+        float* to = result + place * kTile.value_size + column;
 #pragma unroll
         for (int i = 0; i < kCount / 4; ++i) {
           *reinterpret_cast<float2*>(to + 8 * i) =
@@ -100,8 +88,7 @@ class LatentTileRows {
 
   const AttendArguments& arguments_;
   const LatentRoom room_;
-  Request request_;
-  int32_t first_row_, last_row_;
+  const LatentPiece& piece_;
 };
 
 }  // namespace kernel_pytorch::paged_attention

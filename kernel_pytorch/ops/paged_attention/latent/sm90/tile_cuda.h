@@ -12,7 +12,7 @@ inline constexpr int kLatentCopyWarps = 4;
 inline constexpr int kLatentThreads = 3 * 128;  // two warpgroups multiply, one copies
 inline constexpr int kLatentChunkBytes = kLatentRows * 128;
 inline constexpr int kLatentTileBytes = (kLatentValueChunks + 1) * kLatentChunkBytes;
-inline constexpr int kLatentNotes = 9472;
+inline constexpr int kLatentNotes = 10080;
 inline constexpr int kLatentSharedBytes = 3 * kLatentTileBytes + kLatentNotes;
 
 // Blocks that take the same keys at the same time, for more rows than one holds: the second finds them in the L2 cache.
