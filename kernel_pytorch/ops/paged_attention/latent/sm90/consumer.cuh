@@ -8,6 +8,7 @@
 // accumulators while a product is in flight; so a piece's last step is a body of its own.
 #pragma once
 
+#include "kernel_pytorch/cuda/ptx/cluster.cuh"
 #include "kernel_pytorch/cuda/ptx/control.cuh"
 #include "kernel_pytorch/cuda/ptx/matrix_move.cuh"
 #include "kernel_pytorch/cuda/ptx/named_barrier.cuh"
@@ -23,7 +24,7 @@ inline constexpr ptx::WgmmaType kLatentType = ptx::WgmmaType::kBf16;
 template <>
 inline constexpr ptx::WgmmaType kLatentType<tile::Float16> = ptx::WgmmaType::kF16;
 
-template <class Element, Tile kTile, int kGroup>
+template <class Element, Tile kTile, bool kBoxes, int kGroup>
 class LatentConsumer : LatentTileRows<Element, kTile> {
   using ScoreMma = ptx::Wgmma<kLatentKeys, kLatentType<Element>>;
   using OutputMma = ptx::Wgmma<256, kLatentType<Element>>;
@@ -69,17 +70,25 @@ class LatentConsumer : LatentTileRows<Element, kTile> {
 
   __device__ __forceinline__ void wait_for(LatentPart part) {
     shared_.full[part].wait(parity_);
-    ptx::fence_proxy_async_shared_cta();  // the copies were written by threads, products read by the other proxy
+    // Threads' copies are of the generic proxy, the products' reads of the other.
+    if constexpr (!kBoxes) ptx::fence_proxy_async_shared_cta();
   }
+  // For all blocks that write into this one's memory.
   __device__ __forceinline__ void release(LatentPart part) {
     __syncwarp();
-    if (lane() == 0) shared_.empty[part].arrive();
+    if constexpr (kBoxes && latent_share(kTile) > 1) {
+      if (lane() < latent_share(kTile)) {
+        ptx::mbarrier_arrive_shared_cluster(ptx::mapa_shared_cluster(shared_.empty[part].address(), lane()));
+      }
+    } else {
+      if (lane() == 0) shared_.empty[part].arrive();
+    }
   }
 
   template <int kFirst, int kLast>
   __device__ __forceinline__ void issue_scores(bool accumulate) {
-    tile::multiply<ScoreMma, ByColumns, ByColumns, kLast, kFirst>(scores_, ByColumns::base(room_.queries()),
-                                                                  ByColumns::base(room_.keys(kGroup)), accumulate);
+    tile::multiply<ScoreMma, ByColumns, ByColumns, kLast, kFirst>(scores_, ByColumns::base(LatentRoom::described(room_.queries())),
+                                                                  ByColumns::base(LatentRoom::described(room_.keys(kGroup))), accumulate);
   }
   __device__ __forceinline__ void issue_early_scores() {
     ptx::wgmma_fence();
@@ -114,7 +123,7 @@ class LatentConsumer : LatentTileRows<Element, kTile> {
 
   // The half of a block's values.
   __device__ __forceinline__ uint32_t values(int block) const {
-    return ByRows::base(room_.chunk(block, kGroup * kLatentValueChunks / 2));
+    return ByRows::base(LatentRoom::described(room_.chunk(block, kGroup * kLatentValueChunks / 2)));
   }
   __device__ __forceinline__ void issue_own_values() {
     ptx::wgmma_fence();
@@ -123,7 +132,7 @@ class LatentConsumer : LatentTileRows<Element, kTile> {
   }
   __device__ __forceinline__ void issue_other_values() {
     ptx::wgmma_fence();
-    tile::multiply<OutputMma, ByColumns, ByRows, kValueSteps>(output_, ByColumns::base(room_.rope(1 - kGroup)),
+    tile::multiply<OutputMma, ByColumns, ByRows, kValueSteps>(output_, ByColumns::base(LatentRoom::described(room_.rope(1 - kGroup))),
                                                               values(1 - kGroup), true);
     ptx::wgmma_commit_group();
   }

@@ -1,23 +1,26 @@
-// The warps that copy latent rows and rope rows into swizzled chunks, 16 bytes a thread, by the page table: pages of any
-// size, and keys that are not there become zeros. Each warp has a quarter of the keys of both blocks of a step.
+// The warps that copy latent rows and rope rows into swizzled chunks. By the page table, 16 bytes a thread: pages of any
+// size, and keys that are not there become zeros; each warp has a quarter of the keys of both blocks of a step. In
+// boxes, by the copy engine: pages of a multiple of 64 keys, where a step ends before the request does; the rest of a
+// last page may be NaN, and goes the other way. Of a cluster each block reads half of the boxes, for both.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
 #include "kernel_pytorch/cuda/ptx/float_pairs.cuh"
+#include "kernel_pytorch/cuda/ptx/tensor_copy.cuh"
 #include "kernel_pytorch/cuda/tile/fragment.cuh"
 #include "kernel_pytorch/ops/paged_attention/latent/sm90/memory.cuh"
 
 namespace kernel_pytorch::paged_attention {
 
-template <Tile kTile>
+template <Tile kTile, bool kBoxes>
 class LatentCopier {
   static constexpr int kKeys = kLatentKeys / kLatentCopyWarps;  // of a warp and block: 16
   static constexpr int kAhead = 4;                              // steps whose pages are asked for
   static constexpr uint32_t kAll = 0xffffffffu, kNone = 0xffffffffu;
 
  public:
-  __device__ __forceinline__ LatentCopier(const WorkArguments& work, const LatentRoom& room)
-      : arguments_(work.attend), room_(room), piece_(room.piece()) {}
+  __device__ __forceinline__ LatentCopier(const LatentArguments& arguments, const LatentRoom& room)
+      : maps_(arguments), arguments_(arguments.work.attend), room_(room), piece_(room.piece()) {}
 
   // The pages of a step are read while the one before it is copied.
   __device__ __forceinline__ void copy() {
@@ -56,25 +59,75 @@ class LatentCopier {
 
   __device__ __forceinline__ void copy_step(int32_t step, int32_t page) {
     const int32_t row = row_in_page(arguments_, key_of_lane(step));
+    const uint32_t there = __ballot_sync(kAll, page >= 0);
+    if constexpr (kBoxes) {
+      if ((step + 1) * kTile.keys <= piece_.request.keys) {
+        page = page < 0 ? arguments_.pages : page;  // outside of the caches: zeros
+        const int32_t pages[2] = {__shfl_sync(kAll, page, 0), __shfl_sync(kAll, page, kKeys)};
+        const int32_t rows[2] = {__shfl_sync(kAll, row, 0), __shfl_sync(kAll, row, kKeys)};
+        ask<kFirstLeft, 0, 0>(there, rows[0], pages[0]);
+        ask<kSecondRight, 1, 1>(there, rows[1], pages[1]);
+        ask<kFirstRight, 0, 1>(there, rows[0], pages[0]);
+        ask<kSecondLeft, 1, 0>(there, rows[1], pages[1]);
+        return;
+      }
+    }
     latent_ = page < 0 ? kNone : static_cast<uint32_t>(offset_in(arguments_.key, page, row, 0) / 8);
     rope_ = page < 0 ? kNone : static_cast<uint32_t>(offset_in(arguments_.value, page, row, 0) / 8);
-    const uint32_t there = __ballot_sync(kAll, page >= 0);
-    copy_part<kFirstLeft, 0, 0, false>(there);
-    copy_part<kSecondRight, 1, 1, false>(there >> kKeys);
-    copy_part<kFirstRight, 0, 1, true>(there);
-    copy_part<kSecondLeft, 1, 0, true>(there >> kKeys);
+    copy_part<kFirstLeft, 0, 0>(there);
+    copy_part<kSecondRight, 1, 1>(there);
+    copy_part<kFirstRight, 0, 1>(there);
+    copy_part<kSecondLeft, 1, 0>(there);
   }
 
-  template <LatentPart kPart, int kBlock, int kHalf, bool kHasRope>
+  // The second part of a block that comes has its rope columns.
+  static constexpr bool has_rope(LatentPart part) { return part == kFirstRight || part == kSecondLeft; }
+  // With the part that comes first: whoever reads it has given that part back.
+  template <LatentPart kPart, int kBlock>
+  __device__ __forceinline__ void note_presence(uint32_t there) const {
+    if constexpr (!has_rope(kPart)) {
+      room_.shared().presence[kBlock][first_row() / kKeys] = static_cast<uint16_t>(there >> kBlock * kKeys);
+    }
+  }
+
+  // A part as boxes of 64 rows and columns.
+  template <LatentPart kPart, int kBlock, int kHalf>
+  __device__ __forceinline__ void ask(uint32_t there, int32_t row, int32_t page) {
+    constexpr int kShare = latent_share(kTile), kChunks = kLatentValueChunks / 2;
+    LatentShared& shared = room_.shared();
+    tile::Barrier& full = shared.full[kPart];
+    shared.empty[kPart].wait(parity_ ^ 1);
+    if (lane() != 0) return;
+    note_presence<kPart, kBlock>(there);
+    if (first_row() != 0) {
+      full.arrive();
+      return;
+    }
+    full.arrive_expect_bytes((kChunks + has_rope(kPart)) * kLatentChunkBytes);
+    const int32_t rank = static_cast<int32_t>(blockIdx.x) % kShare;
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const int chunk = kChunks * kHalf + i;
+      if (rank == i % kShare) ask_box(maps_.latent, room_.chunk(kBlock, chunk), chunk * 64, row, page, full);
+    }
+    if (has_rope(kPart) && rank == kBlock % kShare) ask_box(maps_.rope, room_.rope(kBlock), 0, row, page, full);
+  }
+  static __device__ __forceinline__ void ask_box(const tile::TensorMap& map, uint32_t to, int32_t column, int32_t row,
+                                                 int32_t page, const tile::Barrier& full) {
+    if constexpr (latent_share(kTile) > 1) {
+      ptx::cp_async_bulk_tensor_3d_shared_global_multicast(to, &map, column, row, page, full.address(), 3);
+    } else {
+      ptx::cp_async_bulk_tensor_3d_shared_global(to, &map, column, row, page, full.address());
+    }
+  }
+
+  template <LatentPart kPart, int kBlock, int kHalf>
   __device__ __forceinline__ void copy_part(uint32_t there) {
     LatentShared& shared = room_.shared();
     shared.empty[kPart].wait(parity_ ^ 1);
     if (lane() == 0) {
-      // With the part that comes first: whoever reads it has given that part back.
-      if constexpr (!kHasRope) {
-        shared.presence[kBlock][first_row() / kKeys] = static_cast<uint16_t>(there);
-      }
-      shared.full[kPart].arrive();
+      note_presence<kPart, kBlock>(there);
+      if constexpr (!kBoxes) shared.full[kPart].arrive();
     }
     const char* latent = static_cast<const char*>(arguments_.key.data) + kHalf * 512 + lane() * 16;
     const uint32_t to = room_.chunk(kBlock, 4 * kHalf + lane() / 8) + first_row() * 128;
@@ -84,7 +137,7 @@ class LatentCopier {
       ptx::cp_async_cg_shared_global_16_fill(to + tile::swizzled_offset(i, lane() % 8), at(latent, offset),
                                              offset == kNone ? 0 : 16);
     }
-    if constexpr (kHasRope) {
+    if constexpr (has_rope(kPart)) {
       const char* rope = static_cast<const char*>(arguments_.value.data) + lane() % 8 * 16;
 #pragma unroll
       for (int i = 0; i < kKeys / 4; ++i) {
@@ -95,13 +148,22 @@ class LatentCopier {
             offset == kNone ? 0 : 16);
       }
     }
-    ptx::cp_async_mbarrier_arrive_noinc(shared.full[kPart].address());
+    if constexpr (kBoxes) {  // a barrier that expects one arrival of a warp
+      ptx::cp_async_commit_group();
+      ptx::cp_async_wait_group<0>();
+      ptx::fence_proxy_async_shared_cta();
+      __syncwarp();
+      if (lane() == 0) shared.full[kPart].arrive();
+    } else {
+      ptx::cp_async_mbarrier_arrive_noinc(shared.full[kPart].address());
+    }
   }
 
   static __device__ __forceinline__ const char* at(const char* data, uint32_t offset) {
     return data + (offset == kNone ? 0 : static_cast<uint64_t>(offset) * 16);
   }
 
+  const LatentArguments& maps_;
   const AttendArguments& arguments_;
   const LatentRoom room_;
   const LatentPiece& piece_;

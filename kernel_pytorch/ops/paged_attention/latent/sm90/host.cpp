@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernel_pytorch/base/rows.h"
+#include "kernel_pytorch/device/cuda/tensor_map.h"
 #include "kernel_pytorch/ops/paged_attention/latent/latent_host.h"
 #include "kernel_pytorch/ops/paged_attention/latent/sm90/tile_cuda.h"
 
@@ -46,23 +47,39 @@ registry::Support supports(const Latent& problem, const DeviceInfo& device) {
       kLatentSharedBytes + kStaticBytes > device.cuda.shared_bytes_per_block ? kLittleShared : nullptr);
 }
 
+// Whether the copy engine can move 64 keys at once.
+bool has_boxes(const Latent& problem) {
+  return !problem.indices.is_present() && problem.latent_cache.sizes[1] % kLatentKeys == 0 &&
+         cuda_device::tensor_map_obstacle(problem.latent_cache) == nullptr &&
+         cuda_device::tensor_map_obstacle(problem.rope_cache) == nullptr;
+}
+
+// The last is by threads' copies, which take any page.
 std::vector<std::string> configs(const Latent& problem, const DeviceInfo&) {
-  return {config_text(tile_of(attend_of(problem)))};
+  const std::string text = config_text(tile_of(attend_of(problem)));
+  std::vector<std::string> texts;
+  if (has_boxes(problem)) texts.push_back(concat(text, " boxes=1"));
+  texts.push_back(concat(text, " boxes=0"));
+  return texts;
 }
 
-DeviceCode attend_code(DType dtype, const Tile& tile) {
-  return code_of("attend_latent_sm90", concat(element_type_name(dtype), ", ", device_text(tile)), kSource, 90, true);
+DeviceCode attend_code(DType dtype, const Tile& tile, bool boxes) {
+  return code_of("attend_latent_sm90",
+                 concat(element_type_name(dtype), ", ", device_text(tile), ", ", boxes ? "true" : "false"), kSource, 90,
+                 true);
 }
 
-void run(const Latent& problem, int, Context& context) {
+void run(const Latent& problem, int config, Context& context) {
   static const std::string kPlanLabel = "mla_decode plan", kLabel = "mla_decode", kCombineLabel = "mla_decode combine";
-  static KernelTable<4> plans, attends, combines;
+  static KernelTable<8> plans, attends, combines;
   if (problem.query.sizes[0] * problem.query.sizes[1] == 0) return;
   const Attend attend = attend_of(problem);
   const Tile tile = tile_of(attend);
   const DType dtype = problem.query.dtype;
-  const int share = latent_share(tile), variant = 2 * (share - 1) + (dtype == DType::kBFloat16 ? 0 : 1);
-  WorkArguments work{.attend = latent_arguments(problem, attend)};
+  const int share = latent_share(tile), boxes = has_boxes(problem) && config == 0 ? 1 : 0,
+            variant = (2 * (share - 1) + (dtype == DType::kBFloat16 ? 0 : 1)) * 2 + boxes;
+  LatentArguments arguments{.work = {.attend = latent_arguments(problem, attend)}};
+  WorkArguments& work = arguments.work;
   const int64_t multiprocessors = std::max(context.info->cuda.multiprocessors, share);
   const int64_t workers = multiprocessors / share;
   set_workers(work, attend, tile, workers, context);
@@ -71,8 +88,12 @@ void run(const Latent& problem, int, Context& context) {
     work.plan = static_cast<int64_t*>(context.scratch->allocate(static_cast<size_t>(requests + 1) * sizeof(int64_t)));
     launch(context, plans.get(variant, context, [&] { return plan_code(tile); }), 1, 1024, 0, work, kPlanLabel);
   }
-  launch(context, attends.get(variant, context, [&] { return attend_code(dtype, tile); }), workers * share,
-         kLatentThreads, kLatentSharedBytes, work, kLabel, true);
+  if (boxes == 1) {
+    cuda_device::encode_tensor_map(problem.latent_cache, kLatentKeys, arguments.latent.words);
+    cuda_device::encode_tensor_map(problem.rope_cache, kLatentKeys, arguments.rope.words);
+  }
+  launch(context, attends.get(variant, context, [&] { return attend_code(dtype, tile, boxes == 1); }), workers * share,
+         kLatentThreads, kLatentSharedBytes, arguments, kLabel, true, boxes == 1 ? share : 1);
   launch(context, combines.get(variant, context, [&] { return combine_code(dtype, tile); }), 2 * multiprocessors,
          kCombineThreads, 0, work, kCombineLabel, true);
 }
@@ -92,7 +113,7 @@ std::vector<DeviceCode> device_code() {
                     .bytes = 2,
                     .warps = 8};
     for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-      codes.push_back(attend_code(dtype, tile));
+      for (const bool boxes : {true, false}) codes.push_back(attend_code(dtype, tile, boxes));
       codes.push_back(combine_code(dtype, tile));
     }
   }

@@ -10,9 +10,20 @@ namespace kernel_pytorch::paged_attention {
 
 inline constexpr int kLatentCopyRegisters = 56, kLatentMultiplyRegisters = 224;
 
+template <bool kIsCluster>
+__device__ __forceinline__ void synchronize_blocks() {
+  if constexpr (kIsCluster) {
+    ptx::barrier_cluster_arrive();
+    ptx::barrier_cluster_wait();
+  } else {
+    __syncthreads();
+  }
+}
+
 // Calls take() for each piece of the block's workers of which it has rows, as for_each_piece does; latent_share blocks
-// that follow one another have the same workers, each with its 64 rows of the tile.
-template <Tile kTile, class Take>
+// that follow one another have the same workers, each with its 64 rows of the tile. The blocks of a cluster take every
+// piece, with rows or without, since each copies for both.
+template <Tile kTile, bool kIsCluster, class Take>
 __device__ __forceinline__ void for_each_latent_piece(const WorkArguments& work, const int64_t* plan,
                                                       LatentPiece& piece, const Take& take) {
   constexpr int kShare = latent_share(kTile);
@@ -47,45 +58,51 @@ __device__ __forceinline__ void for_each_latent_piece(const WorkArguments& work,
                                     static_cast<int32_t>(last - segment.first_unit));
     }
     __syncwarp();
-    if (first_row <= last_row) take();
+    if (kIsCluster || first_row <= last_row) take();
   }
 }
 
-template <class Element, Tile kTile>
+template <class Element, Tile kTile, bool kBoxes>
 __global__ void __launch_bounds__(kLatentThreads, 1)
-    attend_latent_sm90(const __grid_constant__ WorkArguments work) {
+    attend_latent_sm90(const __grid_constant__ LatentArguments arguments) {
   static_assert(kTile.size == 576 && kTile.value_size == 512 && kTile.keys == 2 * kLatentKeys && kTile.bytes == 2);
+  constexpr bool kIsCluster = kBoxes && latent_share(kTile) > 1;
   extern __shared__ __align__(1024) unsigned char memory[];
+  const WorkArguments& work = arguments.work;
   const LatentRoom room{memory};
   LatentShared& shared = room.shared();
   if (threadIdx.x == 0) {
     for (int i = 0; i < kLatentParts; ++i) {
-      shared.full[i].init(33 * kLatentCopyWarps);  // what every warp writes, and every lane's copies
-      shared.empty[i].init(4);                     // the warps of the warpgroup that is done last
+      // What every warp writes, and without boxes every lane's copies.
+      shared.full[i].init(kBoxes ? kLatentCopyWarps : 33 * kLatentCopyWarps);
+      // The warps of the warpgroup that is done last, of all blocks that this one's copies reach.
+      shared.empty[i].init(kIsCluster ? 4 * latent_share(kTile) : 4);
     }
   }
   tile::wait_for_earlier_kernels();
   tile::let_next_kernel_start();
   const int64_t* plan = plan_of<kTile>(work, shared.plan);
-  __syncthreads();
+  synchronize_blocks<kIsCluster>();
   const int32_t warpgroup = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x / 128), 0);
   if (warpgroup == 2) {
     ptx::setmaxnreg_dec<kLatentCopyRegisters>();
-    LatentCopier<kTile> copier(work, room);
-    for_each_latent_piece<kTile>(work, plan, room.piece(),
-                                 [&]() __attribute__((always_inline)) { copier.copy(); });
+    LatentCopier<kTile, kBoxes> copier(arguments, room);
+    for_each_latent_piece<kTile, kIsCluster>(work, plan, room.piece(),
+                                             [&]() __attribute__((always_inline)) { copier.copy(); });
   } else {
     ptx::setmaxnreg_inc<kLatentMultiplyRegisters>();
     if (warpgroup == 0) {
-      LatentConsumer<Element, kTile, 0> consumer(work, room);
-      for_each_latent_piece<kTile>(work, plan, room.piece(),
-                                   [&]() __attribute__((always_inline)) { consumer.attend(); });
+      LatentConsumer<Element, kTile, kBoxes, 0> consumer(work, room);
+      for_each_latent_piece<kTile, kIsCluster>(work, plan, room.piece(),
+                                               [&]() __attribute__((always_inline)) { consumer.attend(); });
     } else {
-      LatentConsumer<Element, kTile, 1> consumer(work, room);
-      for_each_latent_piece<kTile>(work, plan, room.piece(),
-                                   [&]() __attribute__((always_inline)) { consumer.attend(); });
+      LatentConsumer<Element, kTile, kBoxes, 1> consumer(work, room);
+      for_each_latent_piece<kTile, kIsCluster>(work, plan, room.piece(),
+                                               [&]() __attribute__((always_inline)) { consumer.attend(); });
     }
   }
+  // A block must not end while the other may still write into its memory or arrive at its barriers.
+  if constexpr (kIsCluster) synchronize_blocks<true>();
 }
 
 }  // namespace kernel_pytorch::paged_attention

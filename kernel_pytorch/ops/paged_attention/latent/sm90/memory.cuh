@@ -44,6 +44,8 @@ struct LatentRoom {
   __device__ __forceinline__ LatentPiece& piece() const { return shared().pieces[threadIdx.x / 32]; }
   __device__ __forceinline__ uint32_t queries() const { return ptx::shared_address(memory); }
   __device__ __forceinline__ uint32_t keys(int block) const { return queries() + (1 + block) * kLatentTileBytes; }
+  // Descriptors hold 18 bits of an address; those above name the block of a cluster.
+  static __device__ __forceinline__ uint32_t described(uint32_t address) { return address & 0x3ffff; }
   __device__ __forceinline__ uint32_t chunk(int block, int index) const {
     return keys(block) + index * kLatentChunkBytes;
   }

@@ -1,6 +1,7 @@
 // What host and device agree on for attention over latent rows on Hopper.
 #pragma once
 
+#include "kernel_pytorch/cuda/tile/tensor_map_cuda.h"
 #include "kernel_pytorch/ops/paged_attention/cuda/arguments_cuda.h"
 
 namespace kernel_pytorch::paged_attention {
@@ -15,9 +16,15 @@ inline constexpr int kLatentTileBytes = (kLatentValueChunks + 1) * kLatentChunkB
 inline constexpr int kLatentNotes = 10080;
 inline constexpr int kLatentSharedBytes = 3 * kLatentTileBytes + kLatentNotes;
 
-// Blocks that take the same keys at the same time, for more rows than one holds: the second finds them in the L2 cache.
+// Blocks that take the same keys at the same time, for more rows than one holds: the second finds them in the L2 cache,
+// or both are a cluster, in which each block reads half of the keys for both.
 KP_SHARED_CODE constexpr int latent_share(const Tile& tile) {
   return tile_rows(tile) / kLatentRows;
 }
+
+struct LatentArguments {
+  WorkArguments work;
+  tile::TensorMap latent, rope;  // of boxes of 64 rows, where the copy engine moves keys
+};
 
 }  // namespace kernel_pytorch::paged_attention
