@@ -1,6 +1,6 @@
 """Attention over latent rows of a paged cache (MLA): against torch's two products and softmax on rows in one piece.
 
-    python benchmarks/mla_decode.py [--device cpu|cuda] [--seconds S] [--only WORDS,...] [--output FILE]
+    python benchmarks/mla_decode.py [--device cpu|cuda] [--seconds S] [--only WORDS,...] [--alone] [--output FILE]
 
 A row is a batch of requests with a key of 576 numbers each (512 latent, 64 rope), or 656 bytes with the latent row in
 e4m3. "torch, dense" has the rows without pages, in the query's type: what a caller without such a kernel does after
@@ -39,7 +39,9 @@ class Case:
 CASES = [
     Case("16 heads, B128 S8192", 128, 8192, 16),
     Case("16 heads, B128 S8192, 656 bytes a token", 128, 8192, 16, codes=True),
+    Case("32 heads, B128 S8192", 128, 8192, 32),
     Case("128 heads, B128 S8192", 128, 8192, 128),
+    Case("128 heads, B1 S32768", 1, 32768, 128),
     Case("128 heads, B128 S8192, 656 bytes a token", 128, 8192, 128, codes=True),
     Case("128 heads, B128, 2 queries, top 2048 of S8192, 656 bytes a token", 128, 8192, 128, True, 2048, 2),
 ]
@@ -87,6 +89,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=0.5, help="of timing, a way")
     parser.add_argument("--only", default="", help="words, separated by commas")
+    parser.add_argument("--alone", action="store_true", help="check against torch, but time only ours")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -98,6 +101,8 @@ def main() -> int:
             if words and not any(word in case.what for word in words):
                 continue
             ways, used, flops = ways_of(case, torch.bfloat16, device)
+            if arguments.alone:
+                ways = {"ours": ways["ours"]}
             times = measure.compare(ways, 1, device, arguments.seconds)
             ours = times["ours"].median_us
             line: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """Attention over a paged cache: against torch's attention on the same keys in one piece, and torch's on gathered pages.
 
-    python benchmarks/paged_attention.py [--device cpu|cuda] [--seconds S] [--only WORDS,...] [--output FILE]
+    python benchmarks/paged_attention.py [--device cpu|cuda] [--seconds S] [--only WORDS,...] [--alone] [--output FILE]
 
 A row is a batch of requests; ways take turns (measure.py), on a GPU as CUDA graphs. "torch, dense" has the keys and
 values without pages, heads first: what a cache costs without paging. "torch, gathered" copies the pages first, which is
@@ -104,6 +104,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=0.5, help="of timing, a way")
     parser.add_argument("--only", default="", help="words, separated by commas")
+    parser.add_argument("--alone", action="store_true", help="check against torch, but time only ours")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -116,6 +117,8 @@ def main() -> int:
                 continue
             for dtype in [torch.bfloat16] if device.type == "cuda" else [torch.float32, torch.bfloat16]:
                 ways, used = ways_of(case, dtype, device)
+                if arguments.alone:
+                    ways = {"ours": ways["ours"]}
                 times = measure.compare(ways, 1, device, arguments.seconds)
                 ours = times["ours"].median_us
                 rate = f"{used / ours / 1e6:.2f} TB/s" if device.type == "cuda" else f"{used / ours / 1e3:.1f} GB/s"

@@ -47,11 +47,12 @@ DeviceCode combine_code(DType dtype, const Tile& tile);
 
 template <class Arguments>
 void launch(Context& context, CUkern_st* kernel, int64_t blocks, int threads, int shared, Arguments& arguments,
-            const std::string& label, bool follows = false) {
+            const std::string& label, bool follows = false, int cluster = 1) {
   void* pointers[] = {&arguments};
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(blocks);
   shape.block_x = static_cast<unsigned>(threads);
+  shape.cluster_x = static_cast<unsigned>(cluster);
   shape.shared_bytes = static_cast<unsigned>(shared);
   shape.programmatic_dependent = follows && has_feature(*context.info, CudaFeature::kDependentLaunch);
   cuda_device::launch(context, kernel, shape, pointers, label);

@@ -2,8 +2,7 @@
 // "cuda_rows" takes what it does not.
 #include <algorithm>
 
-#include "kernel_pytorch/ops/paged_attention/cuda/attend_host.h"
-#include "kernel_pytorch/ops/paged_attention/latent/operation.h"
+#include "kernel_pytorch/ops/paged_attention/latent/latent_host.h"
 
 namespace kernel_pytorch::paged_attention {
 namespace {
@@ -11,11 +10,11 @@ namespace {
 constexpr const char* kSource = "kernel_pytorch/ops/paged_attention/latent/kernel.cuh";
 constexpr const char* kRowsSource = "kernel_pytorch/ops/paged_attention/latent/rows.cuh";
 constexpr const char* kOtherSizes = "takes latent rows of 512 columns and rope rows of 64";
-constexpr const char* kWideRows = "takes keys of up to 640 columns";
 constexpr const char* kUnevenPages = "takes indices where pages follow one another in the caches";
+constexpr const char* kWideRows = "takes keys of up to 640 columns";
 constexpr const char* kLittleShared =
     "needs more shared memory per block than this GPU has; compute capability 8.0, 9.0 and 10.0 have it";
-constexpr int64_t kValueSize = 512, kSize = 576, kMostColumns = 640;
+constexpr int64_t kMostColumns = 640;
 constexpr int32_t kLatentWarps = 8;
 
 // Keys of a step and stages, for up to 16, 32 and more rows, of numbers and of codes.
@@ -32,8 +31,8 @@ int row_choice(const Attend& problem) {
 Tile tile_of(const Attend& problem, int config) {
   const int bytes = static_cast<int>(size_of(problem.key_cache.dtype)), choice = row_choice(problem);
   const Steps steps = kSteps[bytes == 1 ? 1 : 0][choice][config];
-  return {.size = kSize,
-          .value_size = kValueSize,
+  return {.size = kLatentSize,
+          .value_size = kLatentValueSize,
           .row_warps = 1 << choice,
           .keys = steps.keys,
           .stages = steps.stages,
@@ -42,14 +41,11 @@ Tile tile_of(const Attend& problem, int config) {
 }
 
 registry::Support supports(const Latent& problem, const DeviceInfo& device) {
-  const Attend attend = attend_of(problem);
-  if (const char* obstacle = tensor_core_obstacle(attend, device)) return registry::Support::no(obstacle);
-  if (problem.latent_cache.sizes[2] != kValueSize || problem.query.sizes[2] != kSize) {
-    return registry::Support::no(kOtherSizes);
-  }
-  if (problem.indices.is_present() && !has_even_pages(problem)) return registry::Support::no(kUnevenPages);
-  return registry::Support::unless(
-      latent_shared_bytes(tile_of(attend, 0)) > device.cuda.shared_bytes_per_block ? kLittleShared : nullptr);
+  if (const char* obstacle = latent_obstacle(problem, device)) return registry::Support::no(obstacle);
+  return registry::Support::unless(latent_shared_bytes(tile_of(attend_of(problem), 0)) >
+                                           device.cuda.shared_bytes_per_block
+                                       ? kLittleShared
+                                       : nullptr);
 }
 
 std::vector<std::string> configs(const Latent& problem, const DeviceInfo& device) {
@@ -62,18 +58,6 @@ std::vector<std::string> configs(const Latent& problem, const DeviceInfo& device
     }
   }
   return texts;
-}
-
-// Keys are latent rows, and values rope rows: the kernels know.
-AttendArguments latent_arguments(const Latent& problem, const Attend& attend) {
-  AttendArguments arguments = attend_arguments(attend);
-  arguments.value_size = static_cast<int32_t>(problem.latent_cache.sizes[2]);
-  if (attend.key_scale.is_present()) {
-    arguments.key.scale_page_stride = attend.key_scale.strides[0];
-    arguments.key.scale_row_stride = attend.key_scale.strides[1];
-    arguments.key.scale_head_stride = attend.key_scale.strides[2];
-  }
-  return arguments;
 }
 
 DeviceCode latent_code(DType dtype, DType cache, const Tile& tile) {
@@ -146,8 +130,8 @@ std::vector<DeviceCode> device_code() {
     for (int choice = 0; choice < 3; ++choice) {
       for (const Steps& steps : kSteps[bytes == 1 ? 1 : 0][choice]) {
         if (steps.keys == 0) continue;
-        const Tile tile{.size = kSize,
-                        .value_size = kValueSize,
+        const Tile tile{.size = kLatentSize,
+                        .value_size = kLatentValueSize,
                         .row_warps = 1 << choice,
                         .keys = steps.keys,
                         .stages = steps.stages,
@@ -165,6 +149,23 @@ std::vector<DeviceCode> rows_device_code() {
 }
 
 }  // namespace
+
+const char* latent_obstacle(const Latent& problem, const DeviceInfo& device) {
+  if (const char* obstacle = tensor_core_obstacle(attend_of(problem), device)) return obstacle;
+  if (problem.latent_cache.sizes[2] != kLatentValueSize || problem.query.sizes[2] != kLatentSize) return kOtherSizes;
+  return problem.indices.is_present() && !has_even_pages(problem) ? kUnevenPages : nullptr;
+}
+
+AttendArguments latent_arguments(const Latent& problem, const Attend& attend) {
+  AttendArguments arguments = attend_arguments(attend);
+  arguments.value_size = static_cast<int32_t>(problem.latent_cache.sizes[2]);
+  if (attend.key_scale.is_present()) {
+    arguments.key.scale_page_stride = attend.key_scale.strides[0];
+    arguments.key.scale_row_stride = attend.key_scale.strides[1];
+    arguments.key.scale_head_stride = attend.key_scale.strides[2];
+  }
+  return arguments;
+}
 
 constinit const registry::Kernel<Latent> kLatentCuda{.name = "cuda",
                                                      .supports = supports,

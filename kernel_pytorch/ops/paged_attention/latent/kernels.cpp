@@ -92,7 +92,7 @@ constexpr const char* kLatentShapes = R"(
 
 constinit const registry::Operation<Latent> kLatent = registry::declared<Latent, kLatentFields>(
     {.name = "mla_decode",
-     .kernels = registry::kernel_list<kLatentCuda, kLatentCudaRows, kLatentCpu, kLatentReference>,
+     .kernels = registry::kernel_list<kLatentSm90, kLatentCuda, kLatentCudaRows, kLatentCpu, kLatentReference>,
      .filling = latent_filling,
      .set_trial_inputs = set_latent_inputs,
      .make = make_latent,

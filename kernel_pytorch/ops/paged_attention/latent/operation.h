@@ -8,7 +8,7 @@ namespace kernel_pytorch::paged_attention {
 void check(Latent& problem, Device device);
 
 extern const registry::Operation<Latent> kLatent;
-extern const registry::Kernel<Latent> kLatentCuda, kLatentCudaRows, kLatentCpu, kLatentReference;
+extern const registry::Kernel<Latent> kLatentSm90, kLatentCuda, kLatentCudaRows, kLatentCpu, kLatentReference;
 
 // Attention over latent rows as attention over pages with one key head: keys are latent_cache, values rope_cache. With
 // indices every token is a request and every slot a page, for which pages have to follow one another in both caches.
