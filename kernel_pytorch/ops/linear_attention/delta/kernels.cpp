@@ -73,7 +73,7 @@ constexpr const char* kBackwardShapes = R"(
 
 constinit const registry::Operation<Forward> kForward = registry::declared<Forward, kForwardFields, forward_flops>(
     {.name = "delta_rule_forward",
-     .kernels = registry::kernel_list<kForwardCuda, kForwardCpu, kForwardReference>,
+     .kernels = registry::kernel_list<kForwardSm90, kForwardCuda, kForwardCpu, kForwardReference>,
      .precision = precision<Forward>,
      .set_trial_inputs = set_trial_inputs<Forward>,
      .request = {.shape = kRequestShape,

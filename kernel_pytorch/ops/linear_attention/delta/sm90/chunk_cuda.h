@@ -1,0 +1,121 @@
+// What host and device agree on for the delta rule by chunks of 64 tokens on Hopper: what the first kernel prepares of
+// each chunk, the second one's shared memory, arguments.
+//
+// Inside a chunk, with G_t the sum of its gates up to token t and S the state in front of it:
+//
+//   A_ts = beta_t key_t key_s e^(G_t - G_s), s < t;   M = (I + A)^-1 diag(beta)
+//   P_ts = scale query_t key_s e^(G_t - G_s), s <= t
+//   U = M (V - (e^G K) S);   O = (e^G Q) S + P U;   S <- e^(G_last) S + (e^(G_last - G) K)^T U
+//
+// M, P and the factors of rows depend on no state: the first kernel computes them, all chunks at once. The second one
+// goes from chunk to chunk.
+#pragma once
+
+#include "kernel_pytorch/cuda/tile/tensor_map_cuda.h"
+#include "kernel_pytorch/ops/linear_attention/cuda/scan_cuda.h"
+
+namespace kernel_pytorch::linear_attention::delta {
+
+inline constexpr int kChunkTokens = 64;
+inline constexpr int kGroupValues = 64;  // of the state that a warpgroup holds
+inline constexpr int kPrepareThreads = 128;
+
+// M and P lie as fragments of a product's first operand: of each 16 columns four words for each of 128 threads.
+inline constexpr int kMatrixBytes = kChunkTokens * kChunkTokens * 2;
+// Of a chunk and head: factors of keys that read the state, of queries, of keys that are written, each of 64 tokens;
+// then what is kept of 128 columns of the state.
+enum FactorPlace : int32_t {
+  kReadKeys = 0,
+  kReadQueries = kChunkTokens,
+  kWrittenKeys = 2 * kChunkTokens,
+  kKept = 3 * kChunkTokens
+};
+inline constexpr int kFactors = 3 * kChunkTokens + 128;
+inline constexpr int kFactorBytes = kFactors * 4;
+
+struct PrepareArguments {
+  ScanTensor query, key, beta, gate, channel_gate;
+  void *matrices, *weights;                 // M and P of [slots, heads]
+  float* factors;                           // [slots, heads, kFactors]
+  void *read_key, *read_query, *written_key;  // of gates of channels: rows with their factors [slots, heads, 64, width]
+  const void* offsets;                      // of packed sequences; null: a batch
+  int64_t tokens, sequences, chunks;        // chunks: of a sequence of a batch
+  int32_t heads, columns;
+  float scale;
+  bool offsets_are_wide, normalizes;
+};
+
+struct DeltaConfig {
+  int columns = 128;   // of the state: 64 or 128; fewer are filled up with zeros
+  int warpgroups = 2;  // that compute, kGroupValues values each
+  bool by_channel = false;
+};
+
+KP_SHARED_CODE constexpr int delta_stages(DeltaConfig config) {
+  return config.columns == 64 ? 3 : 2;
+}
+KP_SHARED_CODE constexpr int delta_threads(DeltaConfig config) {
+  return 128 * (config.warpgroups + 1);
+}
+KP_SHARED_CODE constexpr int delta_row_bytes(DeltaConfig config) {  // of queries or keys of a stage
+  return kChunkTokens * config.columns * 2;
+}
+inline constexpr int kGroupBytes = kChunkTokens * kGroupValues * 2;  // values of a warpgroup
+// A stage: keys, queries, written keys (by_channel), values, M, P, factors.
+KP_SHARED_CODE constexpr int queries_at(DeltaConfig config) {
+  return delta_row_bytes(config);
+}
+KP_SHARED_CODE constexpr int written_at(DeltaConfig config) {
+  return (config.by_channel ? 2 : 0) * delta_row_bytes(config);
+}
+KP_SHARED_CODE constexpr int values_at(DeltaConfig config) {
+  return (config.by_channel ? 3 : 2) * delta_row_bytes(config);
+}
+KP_SHARED_CODE constexpr int matrix_at(DeltaConfig config) {
+  return values_at(config) + config.warpgroups * kGroupBytes;
+}
+KP_SHARED_CODE constexpr int weights_at(DeltaConfig config) {
+  return matrix_at(config) + kMatrixBytes;
+}
+KP_SHARED_CODE constexpr int factors_at(DeltaConfig config) {
+  return weights_at(config) + kMatrixBytes;
+}
+KP_SHARED_CODE constexpr int stage_loads(DeltaConfig config) {  // bytes that arrive
+  return factors_at(config) + kFactorBytes;
+}
+KP_SHARED_CODE constexpr int delta_stage_bytes(DeltaConfig config) {
+  return factors_at(config) + 2048;
+}
+KP_SHARED_CODE constexpr int delta_state_bytes(DeltaConfig config) {  // rounded, of one warpgroup
+  return config.columns * kGroupValues * 2;
+}
+// Stages, then a rounded state of each warpgroup, then each one's U, then barriers.
+KP_SHARED_CODE constexpr int delta_states_at(DeltaConfig config) {
+  return delta_stages(config) * delta_stage_bytes(config);
+}
+KP_SHARED_CODE constexpr int delta_writes_at(DeltaConfig config) {
+  return delta_states_at(config) + config.warpgroups * delta_state_bytes(config);
+}
+KP_SHARED_CODE constexpr int delta_barriers_at(DeltaConfig config) {
+  return delta_writes_at(config) + config.warpgroups * kGroupBytes;
+}
+KP_SHARED_CODE constexpr int delta_shared_bytes(DeltaConfig config) {
+  return delta_barriers_at(config) + 64;
+}
+
+struct DeltaChunkArguments {
+  // [batch, heads, tokens, size]; by_channel keys and queries are what was prepared, [1, 1, rows, width].
+  tile::TensorMap query, key, written_key, value;
+  ScanTensor output;
+  const void *matrices, *weights;
+  const float* factors;
+  const void* offsets;
+  const void* state_index;  // null: states lie as sequences do
+  const float* initial;
+  float* final;
+  int64_t tokens, chunks, slots;  // slots: of states
+  int32_t heads, columns, values, query_group, key_group;
+  bool offsets_are_wide, index_is_wide;
+};
+
+}  // namespace kernel_pytorch::linear_attention::delta
