@@ -149,8 +149,6 @@ class DeltaConsumer {
     ptx::wgmma_fence();
     tile::multiply<Mma, ValueTile, kTokenSteps>(left, matrix, ValueTile::base(values), false);
     ptx::wgmma_commit_group();
-    uint32_t weights[4 * kTokenSteps];
-    load_matrix(keys + weights_at(kConfig), weights);
     if constexpr (!kConfig.by_channel) scale_output(factors, output);
     if constexpr (kBlocks == 2) {
       turn_keys(written + kChunkTokens * tile::kChunkRowBytes, factors, count, turned[kBlocks - 1]);
@@ -160,6 +158,8 @@ class DeltaConsumer {
     ptx::tie_registers(left);
     ptx::tie_registers(matrix);
     store_tile<kChunkTokens>(write_address(), 0, left);
+    uint32_t weights[4 * kTokenSteps];
+    load_matrix(keys + weights_at(kConfig), weights);
     publish();
 
     ptx::tie_registers(weights);

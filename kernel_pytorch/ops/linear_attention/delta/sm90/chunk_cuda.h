@@ -33,6 +33,19 @@ enum FactorPlace : int32_t {
 inline constexpr int kFactors = 3 * kChunkTokens + 128;
 inline constexpr int kFactorBytes = kFactors * 4;
 
+// Shared memory of the preparation with gates of channels: keys and queries, then sums of gates of each column.
+KP_SHARED_CODE constexpr int prepared_row_bytes(int width) {
+  return width * 2 + 16;
+}
+KP_SHARED_CODE constexpr int sums_pitch(int width) {  // floats: rows of a fragment fall into different banks
+  return width + 8;
+}
+inline constexpr int kSystemPitch = 68;
+inline constexpr int kSystemBytes = kChunkTokens * kSystemPitch * 4;  // two of them take the place of keys and queries
+KP_SHARED_CODE constexpr int channel_shared_bytes(int width) {
+  return 2 * kSystemBytes + kChunkTokens * sums_pitch(width) * 4;
+}
+
 struct PrepareArguments {
   ScanTensor query, key, beta, gate, channel_gate;
   void *matrices, *weights;                 // M and P of [slots, heads]

@@ -37,7 +37,6 @@ registry::Support supports(const Forward& problem, const DeviceInfo& device) {
   if (problem.query.dtype == DType::kFloat32) return no(kTypes);
   if (problem.mode == Mode::kRecurrent) return no(kSteps);
   if (problem.mode == Mode::kAuto && problem.value.sizes[1] < kChunkTokens) return no(kFewTokens);
-  if (problem.channel_gate.is_present()) return no(kTypes);
   if (problem.value.sizes[1] == 0) return no(kNoTokens);
   for (const TensorView* view : {&problem.query, &problem.key, &problem.value}) {
     if (view->sizes[3] % 8 != 0 || view->sizes[3] < 16) return no(kSizes);
@@ -81,6 +80,7 @@ void run_prepare(const PrepareArguments& arguments, const DeltaConfig& config, i
   cuda_device::LaunchShape shape;
   shape.grid_x = grid_of(blocks);
   shape.block_x = kPrepareThreads;
+  if (config.by_channel) shape.shared_bytes = static_cast<unsigned>(channel_shared_bytes(config.columns));
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }
 
@@ -187,7 +187,7 @@ std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
   for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
     for (int columns : {64, 128}) {
-      for (bool by_channel : {false}) {
+      for (bool by_channel : {false, true}) {
         codes.push_back(prepare_code(columns, by_channel, dtype));
         for (int warpgroups : {1, 2}) codes.push_back(chunk_code({columns, warpgroups, by_channel}, dtype));
       }

@@ -18,7 +18,7 @@ __device__ __forceinline__ void load_rows(const ScanTensor& from, const ChunkPla
     const int row = i / kUnits, unit = i % kUnits;
     const bool is_there = row < place.count && unit * 8 < columns;
     const T* source = row_of<T>(from, place.batch, place.first + (is_there ? row : 0), head) + (is_there ? unit * 8 : 0);
-    ptx::cp_async_cg_shared_global_16_fill(to + row * (kWidth * 2 + 16) + unit * 16, source, is_there ? 16 : 0);
+    ptx::cp_async_cg_shared_global_16_fill(to + row * prepared_row_bytes(kWidth) + unit * 16, source, is_there ? 16 : 0);
   }
 }
 
@@ -48,7 +48,7 @@ template <class T, int kWidth>
 __device__ __forceinline__ void inverse_norms(const unsigned char* tile, float (&parts)[kPrepareThreads],
                                               float (&inverses)[kChunkTokens]) {
   const int row = threadIdx.x % kChunkTokens, half = threadIdx.x / kChunkTokens;
-  const unsigned char* from = tile + row * (kWidth * 2 + 16) + half * kWidth;
+  const unsigned char* from = tile + row * prepared_row_bytes(kWidth) + half * kWidth;
   float sum = 0;
 #pragma unroll
   for (int unit = 0; unit < kWidth / 16; ++unit) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ void inverse_norms(const unsigned char* tile, float (
 
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kPrepareThreads) prepare_chunks(const __grid_constant__ PrepareArguments arguments) {
-  constexpr int kPitch = kWidth * 2 + 16, kTileBytes = kChunkTokens * kPitch;
+  constexpr int kPitch = prepared_row_bytes(kWidth), kTileBytes = kChunkTokens * kPitch;
   static_assert(2 * kTileBytes <= 2 * kSystemBytes, "the system lies where the tiles were");
   __shared__ __align__(16) unsigned char memory[2 * kSystemBytes];
   __shared__ float sums[kChunkTokens], beta[kChunkTokens], key_norms[kChunkTokens], query_norms[kChunkTokens];

@@ -7,12 +7,11 @@
 #include "kernel_pytorch/cuda/ptx/memory.cuh"
 #include "kernel_pytorch/cuda/tile/fragment.cuh"
 #include "kernel_pytorch/cuda/tile/mma.cuh"
+#include "kernel_pytorch/cuda/tile/vector.cuh"
 #include "kernel_pytorch/ops/linear_attention/delta/sm90/places.cuh"
 
 namespace kernel_pytorch::linear_attention::delta {
 
-inline constexpr int kSystemPitch = 68;  // floats: rows of a fragment fall into different banks
-inline constexpr int kSystemBytes = kChunkTokens * kSystemPitch * 4;
 using System = float[kChunkTokens][kSystemPitch];
 
 // sum += a b of 16 x 16 blocks that begin at these elements.
