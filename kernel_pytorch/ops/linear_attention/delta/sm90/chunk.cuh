@@ -70,8 +70,7 @@ __device__ __forceinline__ void produce(const DeltaChunkArguments& arguments, De
       load(arguments.written_key, kBlocks, 0, row, 0, 0, stage + written_at(kConfig));
     } else {
       load(arguments.key, kBlocks, 0, token, course.head / arguments.key_group, batch, stage);
-      load(arguments.query, kBlocks, 0, token, course.head / arguments.query_group, batch,
-           stage + queries_at(kConfig));
+      load(arguments.query, kBlocks, 0, token, course.head / arguments.query_group, batch, stage + queries_at(kConfig));
     }
     load(arguments.value, kConfig.warpgroups, first_value, token, course.head, batch, stage + values_at(kConfig));
     const auto copy = [&](const void* from, int bytes, int place) {
@@ -195,7 +194,8 @@ class DeltaConsumer {
 #pragma unroll
     for (int step = 0; step < kTokenSteps; ++step) {
       const ptx::Word4 four = ptx::ld_shared_v4(from + (step * 128 + threadIdx.x % 128) * 16);
-      words[4 * step] = four.x, words[4 * step + 1] = four.y, words[4 * step + 2] = four.z, words[4 * step + 3] = four.w;
+      words[4 * step] = four.x, words[4 * step + 1] = four.y, words[4 * step + 2] = four.z,
+                words[4 * step + 3] = four.w;
     }
   }
 
@@ -297,7 +297,8 @@ class DeltaConsumer {
   }
   __device__ __forceinline__ void publish_state() {
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) store_tile<kConfig.columns>(state_address(), 64 * block, state_[block]);
+    for (int block = 0; block < kBlocks; ++block)
+      store_tile<kConfig.columns>(state_address(), 64 * block, state_[block]);
     publish();
   }
 
@@ -334,7 +335,8 @@ class DeltaConsumer {
     each_state_element(course, [&](float& element, int64_t at) { arguments_.final[at] = element; });
   }
 
-  // Through shared memory, a warp's own 16 rows, so that a row is written as one line. No product reads `tile` any more.
+  // Through shared memory, a warp's own 16 rows, so that a row is written as one line. No product reads `tile` any
+  // more.
   __device__ __forceinline__ void store_output(uint32_t tile, const Course& course, int64_t first, int count,
                                                const float (&output)[Mma::kCount]) {
     store_tile<kChunkTokens>(tile, 0, output);

@@ -48,11 +48,11 @@ KP_SHARED_CODE constexpr int channel_shared_bytes(int width) {
 
 struct PrepareArguments {
   ScanTensor query, key, beta, gate, channel_gate;
-  void *matrices, *weights;                 // M and P of [slots, heads]
-  float* factors;                           // [slots, heads, kFactors]
+  void *matrices, *weights;                   // M and P of [slots, heads]
+  float* factors;                             // [slots, heads, kFactors]
   void *read_key, *read_query, *written_key;  // of gates of channels: rows with their factors [slots, heads, 64, width]
-  const void* offsets;                      // of packed sequences; null: a batch
-  int64_t tokens, sequences, chunks;        // chunks: of a sequence of a batch
+  const void* offsets;                        // of packed sequences; null: a batch
+  int64_t tokens, sequences, chunks;          // chunks: of a sequence of a batch
   int32_t heads, columns;
   float scale;
   bool offsets_are_wide, normalizes;

@@ -74,8 +74,7 @@ void run_prepare(const PrepareArguments& arguments, const DeltaConfig& config, i
   static const std::string kLabel = "delta_rule preparation of chunks";
   static KernelTable<8> table;
   const int entry = ((config.columns == 128 ? 1 : 0) * 2 + config.by_channel) * 2 + (dtype == DType::kFloat16 ? 1 : 0);
-  CUkern_st* kernel =
-      table.get(entry, context, [&] { return prepare_code(config.columns, config.by_channel, dtype); });
+  CUkern_st* kernel = table.get(entry, context, [&] { return prepare_code(config.columns, config.by_channel, dtype); });
   void* pointers[] = {const_cast<PrepareArguments*>(&arguments)};
   cuda_device::LaunchShape shape;
   shape.grid_x = grid_of(blocks);

@@ -17,8 +17,10 @@ __device__ __forceinline__ void load_rows(const ScanTensor& from, const ChunkPla
   for (int i = threadIdx.x; i < kChunkTokens * kUnits; i += kPrepareThreads) {
     const int row = i / kUnits, unit = i % kUnits;
     const bool is_there = row < place.count && unit * 8 < columns;
-    const T* source = row_of<T>(from, place.batch, place.first + (is_there ? row : 0), head) + (is_there ? unit * 8 : 0);
-    ptx::cp_async_cg_shared_global_16_fill(to + row * prepared_row_bytes(kWidth) + unit * 16, source, is_there ? 16 : 0);
+    const T* source =
+        row_of<T>(from, place.batch, place.first + (is_there ? row : 0), head) + (is_there ? unit * 8 : 0);
+    ptx::cp_async_cg_shared_global_16_fill(to + row * prepared_row_bytes(kWidth) + unit * 16, source,
+                                           is_there ? 16 : 0);
   }
 }
 

@@ -71,8 +71,8 @@ __device__ __forceinline__ FragmentSums fragment_sums(const float* sums, int low
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = i % 2 == 0 ? low_row : high_row;
-    result.at[i] = *reinterpret_cast<const float2*>(sums + row * sums_pitch(kWidth) + column + i / 2 * 8 +
-                                                    threadIdx.x % 4 * 2);
+    result.at[i] =
+        *reinterpret_cast<const float2*>(sums + row * sums_pitch(kWidth) + column + i / 2 * 8 + threadIdx.x % 4 * 2);
   }
   return result;
 }
@@ -111,7 +111,8 @@ __device__ __forceinline__ void multiply_turned(float (&sums)[2][4], const uint3
 }
 
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kPrepareThreads) prepare_channels(const __grid_constant__ PrepareArguments arguments) {
+__global__ void __launch_bounds__(kPrepareThreads)
+    prepare_channels(const __grid_constant__ PrepareArguments arguments) {
   constexpr int kPitch = prepared_row_bytes(kWidth), kTileBytes = kChunkTokens * kPitch, kLevels = 4;
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ float beta[kChunkTokens], key_norms[kChunkTokens], query_norms[kChunkTokens], parts[kPrepareThreads];
@@ -157,8 +158,8 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_channels(const __grid
       const int bit = 8 >> level, low_middle = low / (2 * bit) * 2 * bit + bit;
       const int high_middle = (low + 8) / (2 * bit) * 2 * bit + bit;
       const FragmentSums middle = fragment_sums<kWidth>(sums, own + low_middle, own + high_middle, column);
-      const Powers powers = powers_of(own_sums, middle, (low & bit) != 0 ? 1.0f : -1.0f,
-                                      ((low + 8) & bit) != 0 ? 1.0f : -1.0f);
+      const Powers powers =
+          powers_of(own_sums, middle, (low & bit) != 0 ? 1.0f : -1.0f, ((low + 8) & bit) != 0 ? 1.0f : -1.0f);
       scale_fragment<T>(key_rows, powers, scaled_keys);
       scale_fragment<T>(query_rows, powers, scaled_queries);
       multiply_turned<T>(among[0][level], scaled_keys, scaled_keys);
