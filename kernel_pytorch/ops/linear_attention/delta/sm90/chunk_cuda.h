@@ -22,15 +22,16 @@ inline constexpr int kPrepareThreads = 128;
 
 // M and P lie as fragments of a product's first operand: of each 16 columns four words for each of 128 threads.
 inline constexpr int kMatrixBytes = kChunkTokens * kChunkTokens * 2;
-// Of a chunk and head: factors of keys that read the state, of queries, of keys that are written, each of 64 tokens;
-// then what is kept of 128 columns of the state.
+// Of a chunk and head: factors of keys that read the state, of queries, of keys that are written, and betas, each of 64
+// tokens; then what is kept of 128 columns of the state.
 enum FactorPlace : int32_t {
   kReadKeys = 0,
   kReadQueries = kChunkTokens,
   kWrittenKeys = 2 * kChunkTokens,
-  kKept = 3 * kChunkTokens
+  kBetas = 3 * kChunkTokens,
+  kKept = 4 * kChunkTokens
 };
-inline constexpr int kFactors = 3 * kChunkTokens + 128;
+inline constexpr int kFactors = 4 * kChunkTokens + 128;
 inline constexpr int kFactorBytes = kFactors * 4;
 
 // Shared memory of the preparation with gates of channels: keys and queries, then sums of gates of each column.
@@ -48,7 +49,8 @@ KP_SHARED_CODE constexpr int channel_shared_bytes(int width) {
 
 struct PrepareArguments {
   ScanTensor query, key, beta, gate, channel_gate;
-  void *matrices, *weights;                   // M and P of [slots, heads]
+  void *matrices, *weights;                   // of [slots, heads]: M and P; for a gradient N = (I + A')^-1 and P^T
+  void* turned_matrices;                      // N^T
   float* factors;                             // [slots, heads, kFactors]
   void *read_key, *read_query, *written_key;  // of gates of channels: rows with their factors [slots, heads, 64, width]
   const void* offsets;                        // of packed sequences; null: a batch
@@ -58,10 +60,15 @@ struct PrepareArguments {
   bool offsets_are_wide, normalizes;
 };
 
+// What a scan over chunks does: the forward; for the gradient the forward's states and errors, then from the last chunk
+// back the state's gradient (gradient.cuh).
+enum class Pass : int32_t { kForward, kStates, kGradient };
+
 struct DeltaConfig {
   int columns = 128;   // of the state: 64 or 128; fewer are filled up with zeros
   int warpgroups = 2;  // that compute, kGroupValues values each
   bool by_channel = false;
+  Pass pass = Pass::kForward;
 };
 
 KP_SHARED_CODE constexpr int delta_stages(DeltaConfig config) {
@@ -74,7 +81,7 @@ KP_SHARED_CODE constexpr int delta_row_bytes(DeltaConfig config) {  // of querie
   return kChunkTokens * config.columns * 2;
 }
 inline constexpr int kGroupBytes = kChunkTokens * kGroupValues * 2;  // values of a warpgroup
-// A stage: keys, queries, written keys (by_channel), values, M, P, factors.
+// A stage: keys, queries (but for states), written keys (by_channel), values, M, P (but for states), factors.
 KP_SHARED_CODE constexpr int queries_at(DeltaConfig config) {
   return delta_row_bytes(config);
 }
@@ -82,7 +89,7 @@ KP_SHARED_CODE constexpr int written_at(DeltaConfig config) {
   return (config.by_channel ? 2 : 0) * delta_row_bytes(config);
 }
 KP_SHARED_CODE constexpr int values_at(DeltaConfig config) {
-  return (config.by_channel ? 3 : 2) * delta_row_bytes(config);
+  return (config.pass == Pass::kStates ? 1 : config.by_channel ? 3 : 2) * delta_row_bytes(config);
 }
 KP_SHARED_CODE constexpr int matrix_at(DeltaConfig config) {
   return values_at(config) + config.warpgroups * kGroupBytes;
@@ -91,7 +98,7 @@ KP_SHARED_CODE constexpr int weights_at(DeltaConfig config) {
   return matrix_at(config) + kMatrixBytes;
 }
 KP_SHARED_CODE constexpr int factors_at(DeltaConfig config) {
-  return weights_at(config) + kMatrixBytes;
+  return weights_at(config) + (config.pass == Pass::kStates ? 0 : kMatrixBytes);
 }
 KP_SHARED_CODE constexpr int stage_loads(DeltaConfig config) {  // bytes that arrive
   return factors_at(config) + kFactorBytes;
@@ -102,7 +109,7 @@ KP_SHARED_CODE constexpr int delta_stage_bytes(DeltaConfig config) {
 KP_SHARED_CODE constexpr int delta_state_bytes(DeltaConfig config) {  // rounded, of one warpgroup
   return config.columns * kGroupValues * 2;
 }
-// Stages, then a rounded state of each warpgroup, then each one's U, then barriers.
+// Stages, then a rounded state of each warpgroup, then each one's U (of a gradient two such tiles), then barriers.
 KP_SHARED_CODE constexpr int delta_states_at(DeltaConfig config) {
   return delta_stages(config) * delta_stage_bytes(config);
 }
@@ -110,7 +117,7 @@ KP_SHARED_CODE constexpr int delta_writes_at(DeltaConfig config) {
   return delta_states_at(config) + config.warpgroups * delta_state_bytes(config);
 }
 KP_SHARED_CODE constexpr int delta_barriers_at(DeltaConfig config) {
-  return delta_writes_at(config) + config.warpgroups * kGroupBytes;
+  return delta_writes_at(config) + (config.pass == Pass::kGradient ? 2 : 1) * config.warpgroups * kGroupBytes;
 }
 KP_SHARED_CODE constexpr int delta_shared_bytes(DeltaConfig config) {
   return delta_barriers_at(config) + 64;
@@ -126,9 +133,33 @@ struct DeltaChunkArguments {
   const void* state_index;  // null: states lie as sequences do
   const float* initial;
   float* final;
+  // Of a gradient, rounded, [slots, heads, tiles of 64 values, rows, 64]: states of columns in front of each chunk (or
+  // their gradients behind it); of tokens errors (or gradients of U).
+  void *states, *rows;
   int64_t tokens, chunks, slots;  // slots: of states
   int32_t heads, columns, values, query_group, key_group;
   bool offsets_are_wide, index_is_wide;
 };
+
+// The gradients of a chunk, of what the scans left (gradient.cuh).
+struct GradientArguments {
+  ScanTensor query, key, beta, gate, grad_output, grad_value;
+  const void *states, *grad_states, *errors, *grad_writes;  // as DeltaChunkArguments has them
+  void *grad_query, *grad_key, *grad_beta, *grad_gate;      // grad_gate null: not wanted
+  const void* offsets;
+  int64_t tokens, sequences, chunks;
+  int32_t heads, columns, values;
+  float scale;
+  bool offsets_are_wide, normalizes, beta_is_float, gate_is_float, has_initial;
+};
+inline constexpr int kGradientThreads = 256;
+// Shared memory: keys and queries, then two stages of 64 values: four tiles of tokens and two of the state's columns.
+inline constexpr int kGradientPitch = 144;  // bytes of a row of 64 values
+KP_SHARED_CODE constexpr int gradient_stage_bytes(int width) {
+  return (4 * kChunkTokens + 2 * width) * kGradientPitch;
+}
+KP_SHARED_CODE constexpr int gradient_shared_bytes(int width) {
+  return 2 * kChunkTokens * prepared_row_bytes(width) + 2 * gradient_stage_bytes(width);
+}
 
 }  // namespace kernel_pytorch::linear_attention::delta

@@ -16,8 +16,10 @@ __device__ __forceinline__ int64_t first_slot(const Arguments& arguments, int64_
 struct ChunkPlace {
   int64_t batch, first;
   int count;
+  bool begins;  // the sequence
 };
-__device__ __forceinline__ ChunkPlace place_of_slot(const PrepareArguments& arguments, int64_t slot) {
+template <class Arguments>
+__device__ __forceinline__ ChunkPlace place_of_slot(const Arguments& arguments, int64_t slot) {
   int64_t sequence = 0;
   if (arguments.offsets == nullptr) {
     sequence = slot / arguments.chunks;
@@ -35,7 +37,11 @@ __device__ __forceinline__ ChunkPlace place_of_slot(const PrepareArguments& argu
   const Span span = span_of(arguments, sequence);
   const int64_t first = span.begin + (slot - first_slot(arguments, sequence, span)) * kChunkTokens;
   const int64_t left = first < span.begin ? 0 : span.end - first;
-  return {span.batch, first, static_cast<int>(left < 0 ? 0 : left < kChunkTokens ? left : kChunkTokens)};
+  return {span.batch, first,
+          static_cast<int>(left < 0              ? 0
+                           : left < kChunkTokens ? left
+                                                 : kChunkTokens),
+          first == span.begin};
 }
 
 }  // namespace kernel_pytorch::linear_attention::delta

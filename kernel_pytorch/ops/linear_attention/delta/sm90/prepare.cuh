@@ -10,11 +10,11 @@ namespace kernel_pytorch::linear_attention::delta {
 inline constexpr float kNormFloor = 1e-6f;
 
 // Rows of a chunk into shared memory, zeros behind its end and behind the columns.
-template <class T, int kWidth>
+template <class T, int kWidth, int kThreads = kPrepareThreads>
 __device__ __forceinline__ void load_rows(const ScanTensor& from, const ChunkPlace& place, int head, int columns,
                                           uint32_t to) {
   constexpr int kUnits = kWidth / 8;
-  for (int i = threadIdx.x; i < kChunkTokens * kUnits; i += kPrepareThreads) {
+  for (int i = threadIdx.x; i < kChunkTokens * kUnits; i += kThreads) {
     const int row = i / kUnits, unit = i % kUnits;
     const bool is_there = row < place.count && unit * 8 < columns;
     const T* source =
@@ -25,8 +25,8 @@ __device__ __forceinline__ void load_rows(const ScanTensor& from, const ChunkPla
 }
 
 // Sums of one gate of each token, in base 2, by one warp; gates behind the end are none.
-template <class T>
-__device__ __forceinline__ void sum_gates(const PrepareArguments& arguments, const ChunkPlace& place, int head,
+template <class T, class Arguments>
+__device__ __forceinline__ void sum_gates(const Arguments& arguments, const ChunkPlace& place, int head,
                                           float (&sums)[kChunkTokens]) {
   const int lane = threadIdx.x % 32;
   float gates[2] = {};
@@ -45,29 +45,53 @@ __device__ __forceinline__ void sum_gates(const PrepareArguments& arguments, con
   sums[2 * lane + 1] = sum;
 }
 
-// 1 / the norm of each row of a tile, by two threads a row: each has half of the columns.
-template <class T, int kWidth>
-__device__ __forceinline__ void inverse_norms(const unsigned char* tile, float (&parts)[kPrepareThreads],
+// 1 / the norm of each row of a tile, by several threads a row: each has a run of columns.
+template <class T, int kWidth, int kThreads>
+__device__ __forceinline__ void inverse_norms(const unsigned char* tile, float (&parts)[kThreads],
                                               float (&inverses)[kChunkTokens]) {
-  const int row = threadIdx.x % kChunkTokens, half = threadIdx.x / kChunkTokens;
-  const unsigned char* from = tile + row * prepared_row_bytes(kWidth) + half * kWidth;
+  constexpr int kParts = kThreads / kChunkTokens;
+  const int row = threadIdx.x % kChunkTokens, part = threadIdx.x / kChunkTokens;
+  const unsigned char* from = tile + row * prepared_row_bytes(kWidth) + part * (kWidth * 2 / kParts);
   float sum = 0;
 #pragma unroll
-  for (int unit = 0; unit < kWidth / 16; ++unit) {
-    const auto words = *reinterpret_cast<const ptx::Word4*>(from + unit * 16);
-    for (const uint32_t word : {words.x, words.y, words.z, words.w}) {
-      float pair[2];
-      tile::Word<T>::unpack(word, pair);
-      sum += pair[0] * pair[0] + pair[1] * pair[1];
-    }
+  for (int unit = 0; unit < kWidth / 8 / kParts; ++unit) {
+    float numbers[8];
+    tile::Vector<T>{*reinterpret_cast<const ptx::Word4*>(from + unit * 16)}.unpack(numbers);
+#pragma unroll
+    for (const float number : numbers) sum += number * number;
   }
   parts[threadIdx.x] = sum;
   __syncthreads();
-  if (half == 0) inverses[row] = 1.0f / sqrtf(sum + parts[threadIdx.x + kChunkTokens] + kNormFloor);
+  if (part == 0) {
+#pragma unroll
+    for (int other = 1; other < kParts; ++other) sum += parts[threadIdx.x + other * kChunkTokens];
+    inverses[row] = 1.0f / sqrtf(sum + kNormFloor);
+  }
   __syncthreads();
 }
 
-template <class T, int kWidth>
+// P^T, rounded, of P in fp32.
+template <class T>
+__device__ __forceinline__ void store_turned(const System& from, void* matrices) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = 16 * warp + lane / 4 + i % 2 * 8, column = 16 * step + i / 2 * 8 + lane % 4 * 2;
+      float pair[2];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) pair[k] = column + k >= row ? from[column + k][row] : 0.0f;
+      words[i] = tile::Word<T>::pack(pair);
+    }
+    store_fragment(matrices, step, words);
+  }
+}
+
+// kForGradient: A' has the beta of its column, A'_ts = key_t key_s e^(G_t - G_s) beta_s, so that its inverse N gives
+// the errors that betas are multiplied with, and nothing is ever divided by a beta.
+template <class T, int kWidth, bool kForGradient>
 __global__ void __launch_bounds__(kPrepareThreads) prepare_chunks(const __grid_constant__ PrepareArguments arguments) {
   constexpr int kPitch = prepared_row_bytes(kWidth), kTileBytes = kChunkTokens * kPitch;
   static_assert(2 * kTileBytes <= 2 * kSystemBytes, "the system lies where the tiles were");
@@ -91,8 +115,8 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_chunks(const __grid_c
   ptx::cp_async_wait_group<0>();
   __syncthreads();
   if (arguments.normalizes) {
-    inverse_norms<T, kWidth>(memory, parts, key_norms);
-    inverse_norms<T, kWidth>(memory + kTileBytes, parts, query_norms);
+    inverse_norms<T, kWidth, kPrepareThreads>(memory, parts, key_norms);
+    inverse_norms<T, kWidth, kPrepareThreads>(memory + kTileBytes, parts, query_norms);
   }
 
   // Blocks of 16 columns up to the diagonal.
@@ -125,16 +149,26 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_chunks(const __grid_c
     for (int i = 0; i < 4; ++i) {
       const int t = first_row + i / 2 * 8, s = 8 * group + lane % 4 * 2 + i % 2;
       const float factor = s <= t ? key_norms[s] * ptx::ex2_approx_ftz_f32(sums[t] - sums[s]) : 0.0f;
-      system[t][s] = s < t ? beta[t] * key_norms[t] * factor * of_keys[group][i] : 0.0f;
+      system[t][s] = s < t ? beta[kForGradient ? s : t] * key_norms[t] * factor * of_keys[group][i] : 0.0f;
       of_queries[group][i] = s <= t ? arguments.scale * query_norms[t] * factor * of_queries[group][i] : 0.0f;
     }
   }
+  if constexpr (kForGradient) {
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    uint32_t words[4];
+    for (int group = 0; group < 8; ++group) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = tile::Word<T>::pack(of_queries[2 * step + i / 2] + i % 2 * 2);
-    store_fragment(arguments.weights, step, words);
+      for (int i = 0; i < 4; ++i) {
+        inverse[first_row + i / 2 * 8][8 * group + lane % 4 * 2 + i % 2] = of_queries[group][i];
+      }
+    }
+  } else {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[i] = tile::Word<T>::pack(of_queries[2 * step + i / 2] + i % 2 * 2);
+      store_fragment(arguments.weights, step, words);
+    }
   }
   const float last = sums[kChunkTokens - 1];
   float* factors = arguments.factors + static_cast<int64_t>(blockIdx.x) * kFactors;
@@ -143,12 +177,19 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_chunks(const __grid_c
     factors[kReadKeys + thread] = key_norms[thread] * into;
     factors[kReadQueries + thread] = arguments.scale * query_norms[thread] * into;
     factors[kWrittenKeys + thread] = key_norms[thread] * ptx::ex2_approx_ftz_f32(last - sums[thread]);
+    factors[kBetas + thread] = beta[thread];
   }
   factors[kKept + thread] = ptx::ex2_approx_ftz_f32(last);
   __syncthreads();
+  if constexpr (kForGradient) {
+    store_turned<T>(inverse, arguments.weights);
+    if (thread < kChunkTokens) beta[thread] = 1;
+    __syncthreads();
+  }
   invert(system, inverse);
   __syncthreads();
   store_matrix<T>(inverse, beta, arguments.matrices);
+  if constexpr (kForGradient) store_turned<T>(inverse, arguments.turned_matrices);
 }
 
 }  // namespace kernel_pytorch::linear_attention::delta

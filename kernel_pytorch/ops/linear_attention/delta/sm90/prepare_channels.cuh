@@ -134,8 +134,8 @@ __global__ void __launch_bounds__(kPrepareThreads)
   ptx::cp_async_wait_group<0>();
   __syncthreads();
   if (arguments.normalizes) {
-    inverse_norms<T, kWidth>(memory, parts, key_norms);
-    inverse_norms<T, kWidth>(memory + kTileBytes, parts, query_norms);
+    inverse_norms<T, kWidth, kPrepareThreads>(memory, parts, key_norms);
+    inverse_norms<T, kWidth, kPrepareThreads>(memory + kTileBytes, parts, query_norms);
   }
   store_rows<T, kWidth>(arguments, memory, memory + kTileBytes, sums, key_norms, query_norms);
   if (thread < kWidth) {
