@@ -73,7 +73,7 @@ constexpr const char* kBackwardShapes = R"(
 
 constinit const registry::Operation<Forward> kForward = registry::declared<Forward, kForwardFields, forward_flops>(
     {.name = "delta_rule_forward",
-     .kernels = registry::kernel_list<kForwardCuda, kForwardCpu, kForwardReference>,
+     .kernels = registry::kernel_list<kForwardSm90, kForwardCuda, kForwardCpu, kForwardReference>,
      .precision = precision<Forward>,
      .set_trial_inputs = set_trial_inputs<Forward>,
      .request = {.shape = kRequestShape,
@@ -82,7 +82,7 @@ constinit const registry::Operation<Forward> kForward = registry::declared<Forwa
      .shapes = kForwardShapes});
 constinit const registry::Operation<Backward> kBackward = registry::declared<Backward, kBackwardFields, backward_flops>(
     {.name = "delta_rule_backward",
-     .kernels = registry::kernel_list<kBackwardCuda, kBackwardCpu, kBackwardReference>,
+     .kernels = registry::kernel_list<kBackwardSm90, kBackwardCuda, kBackwardCpu, kBackwardReference>,
      .precision = precision<Backward>,
      .set_trial_inputs = set_trial_inputs<Backward>,
      .request = {.shape = kRequestShape, .sizes = "values=columns query_heads=heads key_heads=heads offsets=2"},

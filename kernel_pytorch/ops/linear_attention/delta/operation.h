@@ -12,8 +12,8 @@ void check(const Backward& problem, Device device);
 
 extern const registry::Operation<Forward> kForward;
 extern const registry::Operation<Backward> kBackward;
-extern const registry::Kernel<Forward> kForwardReference, kForwardCpu, kForwardCuda;
-extern const registry::Kernel<Backward> kBackwardReference, kBackwardCpu, kBackwardCuda;
+extern const registry::Kernel<Forward> kForwardReference, kForwardCpu, kForwardCuda, kForwardSm90;
+extern const registry::Kernel<Backward> kBackwardReference, kBackwardCpu, kBackwardCuda, kBackwardSm90;
 
 // The state that a sequence reads and writes, of indices that the host may read; -1: none.
 template <class Problem>
