@@ -13,8 +13,8 @@
 // query are a multiple of key heads: query head h reads key head h / (heads / key heads). Packed sequences: sequence i
 // is queries cu_seqlens_q[i] up to cu_seqlens_q[i + 1], keys likewise (read on the device; what lies past the last
 // offset belongs to nobody: output 0, lse -inf, gradients 0). Then batch, q and k of scores, bias, mask, ALiBi,
-// key_lengths, dropout and programs count sequences and places inside one. Types: fp32, bf16 and fp16, and fp64 on the
-// CPU. Sums, scores and lse are fp32 (double in the reference and for fp64; what is fp32 below is fp64 for fp64);
+// key_lengths, dropout and programs count sequences and places inside one. Types: fp32, bf16 and fp16, and fp64 (on
+// a GPU not with every option: attention/cuda_double/host.cpp). Sums, scores and lse are fp32 (double in the reference and for fp64; what is fp32 below is fp64 for fp64);
 // probabilities are rounded to value's type before the second product, as every fused attention does. Keys from
 // key_lengths (clamped to 0..keys) on are padding, which no query sees. Offset: keys of the sequence - queries of it
 // (aligned bottom-right), with key lengths what attention/cuda/alignment_cuda.h makes of them, unless causal_offset
