@@ -67,6 +67,7 @@ TITLES = {  # by file, or by the benchmark that wrote it
     "serving": "text generation by `serving.generate`",
     "sparse_attention": "sparse attention",
     "sparse_matmul": "products with 2:4 weights",
+    "tf32_cuda": "GEMMs in fp32",
     "torch_attention": "attention",
     "torch_matmul": "GEMMs",
     "torch_norms": "norms",

@@ -35,6 +35,8 @@ struct Variant {
   std::string_view updated{};  // outputs that its caller gives, to be written in place
   std::string_view renamed{};  // "x=grad_output": what it calls a field
   bool in_place = false;       // outputs with Rules::in_place take their inputs' memory
+  // Of an fp64 call on a GPU: whether a kernel there takes it, else it is the host's. Null: what the op's name says.
+  bool (*double_on_gpu)(const void* arguments, const DeviceInfo& device) = nullptr;
 };
 
 struct Declaration {

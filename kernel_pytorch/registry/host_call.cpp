@@ -16,9 +16,9 @@ namespace kernel_pytorch::registry {
 namespace {
 
 // Ops whose lists have a kernel for fp64 on CUDA; ops/requests_test.cpp compares. NAME_forward and NAME_backward, too.
-constexpr std::string_view kDoubleOnGpu[] = {"matmul", "matmul_add_", "gated_pairs",      "linear",
-                                             "mlp",    "activation",  "gated_activation", "gated_activation_packed",
-                                             "dropout"};
+constexpr std::string_view kDoubleOnGpu[] = {"matmul",  "matmul_add_", "gated_pairs",      "linear",
+                                             "mlp",     "activation",  "gated_activation", "gated_activation_packed",
+                                             "dropout", "attention"};
 
 // Memory of the GPU that tensors of a call lie in. Tensors that share memory, as an output that is its input or parts
 // of one buffer, share the copy.
@@ -68,7 +68,7 @@ class HostSource final : public ArgumentSource {
   void fill(void* arguments) override {
     given_.fill(arguments);
     Context& context = given_.context();
-    if (!context.info->is_cuda() || !has_double(arguments) || computes_double_on_gpu(declaration_.name)) return;
+    if (!context.info->is_cuda() || !has_double(arguments) || is_taken_there(arguments)) return;
     KP_CHECK(Rehearsal::is_running() || !cuda_device::is_capturing(context.stream), declaration_.name, ": fp64 on ",
              context.device(), " is computed on the host, which a capture cannot record; convert it to fp32");
     move_to_host(arguments);
@@ -97,6 +97,11 @@ class HostSource final : public ArgumentSource {
       return field.kind == FieldKind::kTensorList &&
              std::ranges::any_of(field.value<std::vector<TensorView>>(arguments), is_double);
     });
+  }
+  bool is_taken_there(const void* arguments) const {
+    if (!computes_double_on_gpu(declaration_.name)) return false;
+    const auto takes = declaration_.variant.double_on_gpu;
+    return takes == nullptr || takes(arguments, *given_.context().info);
   }
   static bool is_double(const TensorView& view) { return view.is_present() && view.dtype == DType::kFloat64; }
 

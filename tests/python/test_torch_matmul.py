@@ -9,6 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as torch_functional  # noqa: E402
+from attention_cases import products_of_fp32  # noqa: E402
+from kernel_pytorch._ops.support.casting import product_precision  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from kernel_pytorch import functional  # noqa: E402
 
@@ -98,6 +101,18 @@ def test_views_are_operands(device):
     assert_near(functional.matmul(batched, many), batched.double() @ many.double(), torch.float32)
     mixed = functional.matmul(a, b.T.bfloat16())
     assert mixed.dtype is torch.float32
+
+
+def test_products_of_fp32_on_a_gpu_follow_torchs_setting():
+    """None asks torch, an answer of the caller's goes first, and nothing else is ever rounded."""
+    with FakeTensorMode():
+        on_gpu, on_cpu = torch.empty(8, 8, device="cuda"), torch.empty(8, 8)
+        for setting, expected in (("ieee", "full"), ("tf32", "tf32")):
+            with products_of_fp32(setting):
+                assert product_precision("matmul", None, on_gpu) == expected
+                assert product_precision("matmul", "full", on_gpu) == "full"
+                assert product_precision("matmul", None, on_gpu.bfloat16()) == "full"
+                assert product_precision("matmul", None, on_cpu) == "full"
 
 
 @pytest.mark.parametrize("device", DEVICES)

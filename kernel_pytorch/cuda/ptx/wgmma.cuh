@@ -1,5 +1,5 @@
-// wgmma: four warps multiply a 64 x 16 by a 16 x N tile (FP8: 32 deep), asynchronously, into registers of theirs.
-// sm_90a.
+// wgmma: four warps multiply a 64 x 16 by a 16 x N tile (FP8: 32 deep, tf32: 8), asynchronously, into registers of
+// theirs. sm_90a.
 //
 // B, and A in the form ss, are named by descriptors of shared memory (tile/matrix_descriptor.cuh); A in the form rs is
 // four registers of pairs. Accumulators: element 4 j + r of a thread is row 16 * warp + lane / 4 + 8 * (r / 2),
@@ -11,7 +11,7 @@
 
 namespace kernel_pytorch::ptx {
 
-enum class WgmmaType { kBf16, kF16, kE4M3, kE5M2 };
+enum class WgmmaType { kBf16, kF16, kE4M3, kE5M2, kTf32 };  // tf32: floats, whose lower 13 bits are not read
 
 // Before the first product that reads registers written by ordinary instructions.
 __device__ __forceinline__ void wgmma_fence() {
@@ -119,8 +119,8 @@ struct SparseWgmma;
                      "n"(kStepB), "n"(kDescriptorHighWord));                                                        \
     }                                                                                                               \
   };
-// FP8 operands are never transposed and may differ in type.
-#define KP_WGMMA_FP8_OF(N, COUNT, TYPEA, NAMEA, TYPEB, NAMEB, I0, I1, I2, I3, I4, I5, I6, I7, ...)                \
+// Operands of FP8 and of tf32 are never transposed; those of FP8 may differ in type.
+#define KP_WGMMA_ALONG_OF(N, COUNT, DEPTH, TYPEA, NAMEA, TYPEB, NAMEB, I0, I1, I2, I3, I4, I5, I6, I7, ...)       \
   template <>                                                                                                     \
   struct Wgmma<N, WgmmaType::TYPEA, WgmmaType::TYPEB> {                                                           \
     static constexpr int kCount = COUNT;                                                                          \
@@ -133,7 +133,7 @@ struct SparseWgmma;
                    ";\n"                                                                                          \
                    "mov.b64 da, {la, %" I5 "};\nmov.b64 db, {lb, %" I5                                            \
                    "};\n"                                                                                         \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." NAMEA "." NAMEB " {" KP_TEXT_##COUNT         \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k" DEPTH ".f32." NAMEA "." NAMEB " {" KP_TEXT_##COUNT  \
                    "}, da, db, p, 1, 1;\n}\n"                                                                     \
                    : KP_LIST_##COUNT                                                                              \
                    : "r"(a), "r"(b), "r"(accumulate), "n"(kStepA), "n"(kStepB), "n"(kDescriptorHighWord));        \
@@ -145,7 +145,7 @@ struct SparseWgmma;
                    ", 0;\n"                                                                                       \
                    "add.u32 lb, %" I4 ", %" I6 ";\nmov.b64 db, {lb, %" I7                                         \
                    "};\n"                                                                                         \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." NAMEA "." NAMEB " {" KP_TEXT_##COUNT         \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k" DEPTH ".f32." NAMEA "." NAMEB " {" KP_TEXT_##COUNT  \
                    "}, {%" I0 ", %" I1 ", %" I2 ", %" I3 "}, db, p, 1, 1;\n}\n"                                   \
                    : KP_LIST_##COUNT                                                                              \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kStepB),            \
@@ -175,11 +175,12 @@ struct SparseWgmma;
 #define KP_WGMMA_SPARSE(N, COUNT, ...)                     \
   KP_WGMMA_SPARSE_OF(N, COUNT, kBf16, "bf16", __VA_ARGS__) \
   KP_WGMMA_SPARSE_OF(N, COUNT, kF16, "f16", __VA_ARGS__)
-#define KP_WGMMA_FP8(N, COUNT, ...)                                    \
-  KP_WGMMA_FP8_OF(N, COUNT, kE4M3, "e4m3", kE4M3, "e4m3", __VA_ARGS__) \
-  KP_WGMMA_FP8_OF(N, COUNT, kE4M3, "e4m3", kE5M2, "e5m2", __VA_ARGS__) \
-  KP_WGMMA_FP8_OF(N, COUNT, kE5M2, "e5m2", kE4M3, "e4m3", __VA_ARGS__) \
-  KP_WGMMA_FP8_OF(N, COUNT, kE5M2, "e5m2", kE5M2, "e5m2", __VA_ARGS__)
+#define KP_WGMMA_FP8(N, COUNT, ...)                                            \
+  KP_WGMMA_ALONG_OF(N, COUNT, "32", kE4M3, "e4m3", kE4M3, "e4m3", __VA_ARGS__) \
+  KP_WGMMA_ALONG_OF(N, COUNT, "32", kE4M3, "e4m3", kE5M2, "e5m2", __VA_ARGS__) \
+  KP_WGMMA_ALONG_OF(N, COUNT, "32", kE5M2, "e5m2", kE4M3, "e4m3", __VA_ARGS__) \
+  KP_WGMMA_ALONG_OF(N, COUNT, "32", kE5M2, "e5m2", kE5M2, "e5m2", __VA_ARGS__)
+#define KP_WGMMA_TF32(N, COUNT, ...) KP_WGMMA_ALONG_OF(N, COUNT, "8", kTf32, "tf32", kTf32, "tf32", __VA_ARGS__)
 #define KP_WGMMA(N, COUNT, ...)                     \
   KP_WGMMA_OF(N, COUNT, kBf16, "bf16", __VA_ARGS__) \
   KP_WGMMA_OF(N, COUNT, kF16, "f16", __VA_ARGS__)
@@ -200,13 +201,17 @@ KP_WGMMA_FP8(64, 32, "32", "33", "34", "35", "36", "37", "38", "39", "40")
 KP_WGMMA_FP8(128, 64, "64", "65", "66", "67", "68", "69", "70", "71", "72")
 KP_WGMMA_FP8(192, 96, "96", "97", "98", "99", "100", "101", "102", "103", "104")
 KP_WGMMA_FP8(256, 128, "128", "129", "130", "131", "132", "133", "134", "135", "136")
+KP_WGMMA_TF32(128, 64, "64", "65", "66", "67", "68", "69", "70", "71", "72")
+KP_WGMMA_TF32(192, 96, "96", "97", "98", "99", "100", "101", "102", "103", "104")
+KP_WGMMA_TF32(256, 128, "128", "129", "130", "131", "132", "133", "134", "135", "136")
 
 #undef KP_WGMMA
 #undef KP_WGMMA_OF
 #undef KP_WGMMA_SPARSE
 #undef KP_WGMMA_SPARSE_OF
 #undef KP_WGMMA_FP8
-#undef KP_WGMMA_FP8_OF
+#undef KP_WGMMA_TF32
+#undef KP_WGMMA_ALONG_OF
 #undef KP_LIST_16
 #undef KP_LIST_32
 #undef KP_LIST_40

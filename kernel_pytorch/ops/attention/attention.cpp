@@ -57,9 +57,22 @@ void backward_part(const Backward& arguments, Context& context) {
   check_and_run(problem, context);
 }
 
+namespace {
+
+bool takes_double(const void* arguments, const DeviceInfo& device) {
+  return bool(kForwardCudaDouble.supports(problem_of(*static_cast<const Forward*>(arguments)), device));
+}
+bool takes_double_backward(const void* arguments, const DeviceInfo& device) {
+  return bool(kBackwardCudaDouble.supports(problem_of(*static_cast<const Backward*>(arguments)), device));
+}
+
+}  // namespace
+
 constexpr auto kDeclarations =
-    registry::join(registry::differentiable<Forward, forward>("attention", "attention_forward", kForwardFields),
-                   registry::plain<Backward, backward>("attention_backward", kBackwardFields),
+    registry::join(registry::differentiable<Forward, forward>("attention", "attention_forward", kForwardFields,
+                                                              {.double_on_gpu = takes_double}),
+                   registry::plain<Backward, backward>("attention_backward", kBackwardFields,
+                                                       {.double_on_gpu = takes_double_backward}),
                    registry::plain<Forward, forward_part>("attention_part_", kForwardFields,
                                                           {.shown = "first_query first_key", .updated = "output lse"}),
                    registry::plain<Backward, backward_part>(

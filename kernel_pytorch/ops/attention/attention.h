@@ -13,15 +13,16 @@
 // query are a multiple of key heads: query head h reads key head h / (heads / key heads). Packed sequences: sequence i
 // is queries cu_seqlens_q[i] up to cu_seqlens_q[i + 1], keys likewise (read on the device; what lies past the last
 // offset belongs to nobody: output 0, lse -inf, gradients 0). Then batch, q and k of scores, bias, mask, ALiBi,
-// key_lengths, dropout and programs count sequences and places inside one. Types: fp32, bf16 and fp16, and fp64 on the
-// CPU. Sums, scores and lse are fp32 (double in the reference and for fp64; what is fp32 below is fp64 for fp64);
-// probabilities are rounded to value's type before the second product, as every fused attention does. Keys from
-// key_lengths (clamped to 0..keys) on are padding, which no query sees. Offset: keys of the sequence - queries of it
-// (aligned bottom-right), with key lengths what attention/cuda/alignment_cuda.h makes of them, unless causal_offset
-// names another. causal keeps k <= q + offset; window (l, r) keeps -l <= k - (q + offset) <= r, -1 is unbounded.
-// Offsets, windows and block sizes may be any of 64 bits. Segments: equal ids that are not -1 attend. A score of -inf
-// is one that is not kept. Rows with nothing kept: output 0, lse -inf (the sink's logit if there is one), gradients 0.
-// Sizes of 0 are legal. Dropout: see attention/cuda/dropout_cuda.h; the lse is that of the scores without dropout.
+// key_lengths, dropout and programs count sequences and places inside one. Types: fp32, bf16 and fp16, and fp64 (on
+// a GPU not with every option: attention/cuda_double/host.cpp). Sums, scores and lse are fp32 (double in the reference
+// and for fp64; what is fp32 below is fp64 for fp64); probabilities are rounded to value's type before the second
+// product, as every fused attention does. Keys from key_lengths (clamped to 0..keys) on are padding, which no query
+// sees. Offset: keys of the sequence - queries of it (aligned bottom-right), with key lengths what
+// attention/cuda/alignment_cuda.h makes of them, unless causal_offset names another. causal keeps k <= q + offset;
+// window (l, r) keeps -l <= k - (q + offset) <= r, -1 is unbounded. Offsets, windows and block sizes may be any of 64
+// bits. Segments: equal ids that are not -1 attend. A score of -inf is one that is not kept. Rows with nothing kept:
+// output 0, lse -inf (the sink's logit if there is one), gradients 0. Sizes of 0 are legal. Dropout: see
+// attention/cuda/dropout_cuda.h; the lse is that of the scores without dropout.
 //
 // Parts: attention over all keys is a call for each part of them. forward_part adds to what output and lse hold, and
 // first_query and first_key say where the parts lie in the whole; backward_part takes the whole's output and lse, and

@@ -189,8 +189,8 @@ registry::Cost backward_cost(const BackwardProblem& problem) {
 
 constinit const registry::Operation<ForwardProblem> kForward{
     .name = "attention_forward",
-    .kernels = registry::kernel_list<kForwardCudaDecode, kForwardSm90, kForwardCudaMma, kForwardCpuDecode,
-                                     kForwardCpuAmx, kForwardCpu, kForwardReference>,
+    .kernels = registry::kernel_list<kForwardCudaDecode, kForwardSm90, kForwardCudaMma, kForwardCudaDouble,
+                                     kForwardCpuDecode, kForwardCpuAmx, kForwardCpu, kForwardReference>,
     .describe = describe_forward,
     .visit_tensors = visit_forward,
     .filling = filling<ForwardProblem>,
@@ -203,8 +203,8 @@ constinit const registry::Operation<ForwardProblem> kForward{
     .shapes = shapes};
 constinit const registry::Operation<BackwardProblem> kBackward{
     .name = "attention_backward",
-    .kernels =
-        registry::kernel_list<kBackwardSm90, kBackwardCudaMma, kBackwardCpuAmx, kBackwardCpu, kBackwardReference>,
+    .kernels = registry::kernel_list<kBackwardSm90, kBackwardCudaMma, kBackwardCudaDouble, kBackwardCpuAmx,
+                                     kBackwardCpu, kBackwardReference>,
     .describe = describe_backward,
     .visit_tensors = visit_backward,
     .filling = filling<BackwardProblem>,

@@ -46,6 +46,8 @@ extern const registry::Kernel<BackwardProblem> kBackwardReference;
 
 extern const registry::Kernel<ForwardProblem> kForwardCudaDecode;
 extern const registry::Kernel<ForwardProblem> kForwardCudaMma;
+extern const registry::Kernel<ForwardProblem> kForwardCudaDouble;
+extern const registry::Kernel<BackwardProblem> kBackwardCudaDouble;
 extern const registry::Kernel<BackwardProblem> kBackwardSm90;
 extern const registry::Kernel<BackwardProblem> kBackwardCudaMma;
 

@@ -69,8 +69,8 @@ void check(Product& problem, Device device);
 void check(PairGradient& problem, Device device);
 
 extern const registry::Operation<Product> kMultiply;
-extern const registry::Kernel<Product> kRowSums, kSm90, kMma, kMmaFloat, kMmaDouble, kTile, kThin, kCublasLt, kCpuThin,
-    kCpuAmx, kCpuDots, kCpuRows, kCpu, kReference;
+extern const registry::Kernel<Product> kRowSums, kSm90, kSm90Float, kMma, kMmaFloat, kMmaDouble, kTile, kThin,
+    kCublasLt, kCpuThin, kCpuAmx, kCpuDots, kCpuRows, kCpu, kReference;
 
 extern const registry::Operation<PairGradient> kPairGradient;
 extern const registry::Kernel<PairGradient> kPairCuda, kPairCpu, kPairReference;

@@ -10,7 +10,7 @@ from torch import Tensor
 from .gated_activation import gated_activation
 from .matmul import matmul
 from .support.autograd import wants_gradient
-from .support.casting import autocast, check_precision, parameter_for
+from .support.casting import autocast, parameter_for, product_precision
 from .support.declare import backward, differentiable
 
 # What an activation's word means: the function, and whether it is of the even columns alone (the gates).
@@ -25,7 +25,7 @@ def linear(
     activation: str | None = None,
     residual: Tensor | None = None,
     weight_up: Tensor | None = None,
-    precision: str = "full",
+    precision: str | None = None,
 ) -> Tensor:
     """activation(x @ weight.T + bias) + residual in one pass: what surrounds the product is part of its kernel.
 
@@ -56,7 +56,7 @@ def linear(
         if wants_gradient(x, weight, bias, residual, weight_up):
             gate = linear(x, weight, bias, precision=precision)
             return gated_activation(gate, linear(x, weight_up, precision=precision), kind, residual=residual)
-    check_precision("linear", precision)
+    precision = product_precision("linear", precision, x)
     return _linear(x, weight, parameter_for(x, bias), residual, kind, gated, precision, weight_up)  # type: ignore[no-any-return]
 
 
@@ -69,7 +69,7 @@ def mlp(
     *,
     activation: str | None = "gelu",
     residual: Tensor | None = None,
-    precision: str = "full",
+    precision: str | None = None,
 ) -> Tensor:
     """linear(linear(x, weight_in, bias_in, activation=activation), weight_out, bias_out, residual=residual).
 
@@ -82,7 +82,7 @@ def mlp(
     residual = _residual_for("mlp", x, weight_in, residual)
     kind, gated = _layer("mlp", activation)
     biases = parameter_for(x, bias_in), parameter_for(x, bias_out)
-    check_precision("mlp", precision)
+    precision = product_precision("mlp", precision, x)
     return _mlp(x, weight_in, biases[0], weight_out, biases[1], residual, kind, gated, precision)  # type: ignore[no-any-return]
 
 

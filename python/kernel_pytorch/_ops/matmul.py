@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .support.casting import autocast, check_precision, same_type
+from .support.casting import autocast, product_precision, same_type
 from .support.declare import differentiable, without_gradient
 
 
-def matmul(a: Tensor, b: Tensor, *, precision: str = "full") -> Tensor:
+def matmul(a: Tensor, b: Tensor, *, precision: str | None = None) -> Tensor:
     """a @ b, summed in fp32 and rounded once.
 
     Args:
@@ -19,8 +19,8 @@ def matmul(a: Tensor, b: Tensor, *, precision: str = "full") -> Tensor:
             of two types the wider is taken.
         b: [..., k, n], or a vector [k]; leading sizes broadcast, as torch.matmul's.
         precision: of fp32 products: "full" is right to fp32's rounding, "bf16" rounds both to bf16 first, "bf16x3" adds
-            three products of bf16 halves (errors near fp32's), "tf32" drops 13 bits of both, on a GPU. Gradients are
-            taken alike. What torch.backends.cuda.matmul allows torch is not asked.
+            three products of bf16 halves (errors near fp32's), "tf32" drops 13 bits of both, on a GPU. None is "tf32"
+            on a GPU where torch.backends.cuda.matmul.fp32_precision is, else "full". Gradients are taken alike.
 
     Returns:
         [..., m, n], contiguous. Under autocast in its type, as torch.matmul.
@@ -28,7 +28,7 @@ def matmul(a: Tensor, b: Tensor, *, precision: str = "full") -> Tensor:
     a, b = autocast(a, b)
     if a.dtype is not b.dtype:
         a, b = same_type(a, b)
-    check_precision("matmul", precision)
+    precision = product_precision("matmul", precision, a)
     if a.dim() == 2 and b.dim() == 2:
         return _matmul(a, b, precision)  # type: ignore[no-any-return]
     if a.dim() == 0 or b.dim() == 0:

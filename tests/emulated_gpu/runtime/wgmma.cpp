@@ -33,7 +33,7 @@ const char* unit_at(const char* shared, unsigned size, unsigned address, unsigne
 }
 
 int element_bytes(int type) {
-  return type == kEmulatedE4M3 || type == kEmulatedE5M2 ? 1 : 2;
+  return type == kEmulatedTf32 ? 4 : type == kEmulatedE4M3 || type == kEmulatedE5M2 ? 1 : 2;
 }
 
 // element(i, k) for `count` rows (of A) or columns (of B) and `depth` along the sum.

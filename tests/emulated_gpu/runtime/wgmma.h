@@ -15,6 +15,7 @@ struct PendingWgmma {
   float b[32][256];
 
   int depth() const {
+    if (shape.type_a == kEmulatedTf32) return 8;
     const bool is_fp8 = shape.type_a == kEmulatedE4M3 || shape.type_a == kEmulatedE5M2;
     return is_fp8 || shape.sparse_selector >= 0 ? 32 : 16;
   }

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernel_pytorch/device/cuda/capability.h"
 #include "kernel_pytorch/device/cuda/driver.h"
 #include "kernel_pytorch/device/device_info.h"
 #include "kernel_pytorch/jit/jit.h"
@@ -50,8 +51,29 @@ TEST(MatmulWide, TakesItsTypeAndSaysWhyNot) {
   EXPECT_EQ(answer_of(kMmaDouble, request({1, 8, 8, 8}, DType::kFloat32, {})), "takes fp64");
 }
 
-// [n, n] by [n, n] with cuda_mma_fp32.
-std::vector<float> multiplied(const std::vector<float>& a, const std::vector<float>& b, int64_t n) {
+TEST(MatmulWide, HopperTakesLargeProductsOfFp32AndSaysWhyNot) {
+  const auto answer = [](const Product& product) {
+    DeviceInfo info;
+    info.device = kGpu;
+    info.cuda.compute_major = 9;
+    const registry::Support support = kSm90Float.supports(product, info);
+    return support ? "yes" : std::string(support.reason());
+  };
+  for (const char* order : {"nn", "nt", "tn", "tt"}) {
+    EXPECT_EQ(answer(request({2, 200, 136, 1264}, DType::kFloat32, {{"order", order}})), "yes") << order;
+    const Product small = request({1, 4, 8, 4}, DType::kFloat32, {{"order", order}, {"precision", "tf32"}});
+    EXPECT_EQ(answer(small), "yes") << order;
+  }
+  EXPECT_NE(answer(request({1, 128, 128, 128}, DType::kFloat32, {})).find("so small"), std::string::npos);
+  EXPECT_NE(answer(request({1, 512, 512, 511}, DType::kFloat32, {})).find("16 bytes"), std::string::npos);
+  EXPECT_NE(answer(request({2, 512, 512, 512}, DType::kFloat32, {{"row_sums", "1"}})).find("one batch"),
+            std::string::npos);
+  EXPECT_EQ(answer_of(kSm90Float, request({1, 512, 512, 512}, DType::kFloat32, {})).find("yes"), std::string::npos);
+}
+
+// [n, n] by [n, n].
+std::vector<float> multiplied(const std::vector<float>& a, const std::vector<float>& b, int64_t n,
+                              const std::string& kernel) {
   const size_t bytes = a.size() * sizeof(float);
   registry::DeviceBuffer on_a(kGpu, bytes), on_b(kGpu, bytes), on_output(kGpu, bytes);
   OwnContext context(kGpu);
@@ -60,7 +82,7 @@ std::vector<float> multiplied(const std::vector<float>& a, const std::vector<flo
   const auto view = [&](const registry::DeviceBuffer& buffer) {
     return contiguous_view(buffer.data(), DType::kFloat32, {n, n}, kGpu);
   };
-  context->kernel_override = "cuda_mma_fp32";
+  context->kernel_override = kernel;
   multiply({.a = view(on_a), .b = view(on_b), .output = view(on_output)}, context);
   std::vector<float> output(a.size());
   on_output.copy_to_host(output.data(), context->stream);
@@ -75,28 +97,28 @@ class MatmulWideOnGpu : public testing::Test {
   }
 };
 
-TEST_F(MatmulWideOnGpu, WhatIsNotFiniteIsAsInFp32) {
-  constexpr int64_t kSize = 24;
+// [size, size] by [size, size].
+void expect_fp32_of_special_values(int64_t size, const std::string& kernel) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  std::vector<float> a(kSize * kSize), b(kSize * kSize);
+  std::vector<float> a(static_cast<size_t>(size * size)), b(a.size());
   for (size_t i = 0; i < a.size(); ++i) {
     a[i] = std::sin(static_cast<float>(i)) + 2.0f;  // no zeros
     b[i] = std::cos(static_cast<float>(i)) + 2.0f;
   }
-  b[5 * kSize + 7] = 0.0f;
-  a[0 * kSize + 5] = kInfinity;  // times 0 in column 7
-  a[1 * kSize + 3] = -kInfinity;
-  a[2 * kSize + 1] = std::bit_cast<float>(0x7f800001);  // a NaN by its last bit
-  a[3 * kSize + 2] = FLT_MAX;                           // rounds to infinity in 11 bits
-  for (int64_t j = 0; j < kSize; ++j) b[2 * kSize + j] = 0.25f;
-  b[9 * kSize + 11] = kInfinity;
-  b[10 * kSize + 12] = std::bit_cast<float>(0xffffffff);
-  const std::vector<float> output = multiplied(a, b, kSize);
-  for (int64_t i = 0; i < kSize; ++i) {
-    for (int64_t j = 0; j < kSize; ++j) {
+  b[5 * size + 7] = 0.0f;
+  a[0 * size + 5] = kInfinity;  // times 0 in column 7
+  a[1 * size + 3] = -kInfinity;
+  a[2 * size + 1] = std::bit_cast<float>(0x7f800001);  // a NaN by its last bit
+  a[3 * size + 2] = FLT_MAX;                           // rounds to infinity in 11 bits
+  for (int64_t j = 0; j < size; ++j) b[2 * size + j] = 0.25f;
+  b[9 * size + 11] = kInfinity;
+  b[10 * size + 12] = std::bit_cast<float>(0xffffffff);
+  const std::vector<float> output = multiplied(a, b, size, kernel);
+  for (int64_t i = 0; i < size; ++i) {
+    for (int64_t j = 0; j < size; ++j) {
       double expected = 0;
-      for (int64_t k = 0; k < kSize; ++k) expected += double(a[i * kSize + k]) * double(b[k * kSize + j]);
-      const double actual = output[i * kSize + j];
+      for (int64_t k = 0; k < size; ++k) expected += double(a[i * size + k]) * double(b[k * size + j]);
+      const double actual = output[i * size + j];
       if (std::isfinite(expected)) {
         EXPECT_NEAR(actual, expected, 1e-6 * std::abs(expected)) << i << " " << j;
       } else {
@@ -105,6 +127,36 @@ TEST_F(MatmulWideOnGpu, WhatIsNotFiniteIsAsInFp32) {
       }
     }
   }
+}
+
+TEST_F(MatmulWideOnGpu, WhatIsNotFiniteIsAsInFp32) {
+  expect_fp32_of_special_values(24, "cuda_mma_fp32");
+}
+
+// Sums of one sign, which operands of 11 bits miss by some 1e-4, and a depth that is no whole group of parts.
+TEST_F(MatmulWideOnGpu, HopperIsRightToFp32sRounding) {
+  const DeviceInfo& info = device_info(kGpu);
+  if (const char* missing = feature_obstacle(info, CudaFeature::kWgmma)) GTEST_SKIP() << missing;
+  constexpr int64_t kSize = 264;
+  std::vector<float> a(static_cast<size_t>(kSize * kSize)), b(a.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    a[i] = std::sin(static_cast<float>(i)) + 2.0f;
+    b[i] = std::cos(static_cast<float>(i)) + 2.0f;
+  }
+  const std::vector<float> output = multiplied(a, b, kSize, "sm90_tf32");
+  for (int64_t i = 0; i < kSize; i += 7) {
+    for (int64_t j = 0; j < kSize; ++j) {
+      double expected = 0;
+      for (int64_t k = 0; k < kSize; ++k) expected += double(a[i * kSize + k]) * double(b[k * kSize + j]);
+      EXPECT_NEAR(output[i * kSize + j], expected, 1e-6 * expected) << i << " " << j;
+    }
+  }
+}
+
+TEST_F(MatmulWideOnGpu, WhatIsNotFiniteIsAsInFp32OnHopper) {
+  const DeviceInfo& info = device_info(kGpu);
+  if (const char* missing = feature_obstacle(info, CudaFeature::kWgmma)) GTEST_SKIP() << missing;
+  expect_fp32_of_special_values(256, "sm90_tf32");
 }
 
 }  // namespace

@@ -97,6 +97,10 @@ def torch_allows_tf32() -> bool:
 torch_allows_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def check_precision(op: str, precision: str) -> None:
+def product_precision(op: str, precision: str | None, x: Tensor) -> str:
+    """That of products with x: of None tf32 for fp32 on a GPU where torch's own products may be of it, else full."""
+    if precision is None:
+        return "tf32" if x.is_cuda and x.dtype is torch.float32 and torch_allows_tf32() else "full"
     if precision not in _PRECISIONS:
         raise ValueError(f'{op}: precision is "{precision}"; it is one of {", ".join(_PRECISIONS)}')
+    return precision

@@ -5,7 +5,7 @@
 
 namespace kernel_pytorch::ptx {
 
-enum class WgmmaType { kBf16, kF16, kE4M3, kE5M2 };  // in the order of EmulatedType
+enum class WgmmaType { kBf16, kF16, kE4M3, kE5M2, kTf32 };  // in the order of EmulatedType
 
 inline void wgmma_fence() {
   emulated_wgmma_fence();

@@ -4,21 +4,11 @@
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
-#include "kernel_pytorch/cuda/ptx/double_mma.cuh"
 #include "kernel_pytorch/cuda/ptx/memory.cuh"
+#include "kernel_pytorch/cuda/tile/double_fragments.cuh"
 #include "kernel_pytorch/ops/engines/gemm/tile/kernel.cuh"
 
 namespace kernel_pytorch::product {
-
-// Sixteen rows by four of k, times eight columns.
-__device__ __forceinline__ void multiply_double_fragments(double (&sum)[4], const double (&a)[2], double b) {
-#if __CUDA_ARCH__ >= 900
-  ptx::mma_m16n8k4_f64(sum, a, b);
-#else
-  ptx::mma_m8n8k4_f64(sum[0], sum[1], a[0], b);
-  ptx::mma_m8n8k4_f64(sum[2], sum[3], a[1], b);
-#endif
-}
 
 // A stage of an operand is [kRows][depth] whatever its order in memory; threads walk along its dense dimension.
 template <int kRows>
@@ -84,7 +74,7 @@ __global__ void __launch_bounds__(kTileThreads, 1) double_product(const __grid_c
       for (int j = 0; j < 4; ++j) {
         const double right = b[(warp_column + 8 * j + lane / 4) * kDoublePitch + k + lane % 4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) multiply_double_fragments(sums[i][j], left[i], right);
+        for (int i = 0; i < 2; ++i) tile::multiply_doubles(sums[i][j], left[i], right);
       }
     }
   }

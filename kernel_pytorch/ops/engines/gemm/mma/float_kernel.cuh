@@ -282,6 +282,7 @@ template <int kEdge, bool kAcrossA, bool kAcrossB, bool kOnce>
 __global__ void __launch_bounds__(kTileThreads, kEdge == 128 ? 1 : 2)
     float_product(const __grid_constant__ TileArguments arguments) {
   extern __shared__ __align__(16) unsigned char memory[];
+  if (arguments.only_if != nullptr && *arguments.only_if == 0) return;
   FloatProduct<kEdge, kAcrossA, kAcrossB, kOnce>(arguments, memory).run();
 }
 

@@ -1,6 +1,7 @@
 // A warpgroup's half of a tile: walks along k with one stage's products always in flight, then hands its sums over.
 // Sums of FP8 can leave the tensor core's accumulator (about 14 bits) after every stage, where blocks' scales are
-// applied too; the other warpgroup's products run meanwhile. sm_90a.
+// applied too, and so do those of fp32's parts, which the accumulator cuts off instead of rounding; the other
+// warpgroup's products run meanwhile. sm_90a.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/wgmma.cuh"
@@ -12,10 +13,11 @@
 namespace kernel_pytorch::product {
 
 KP_SHARED_CODE constexpr ptx::WgmmaType wgmma_type(Sm90Type type) {
-  return type == Sm90Type::kBFloat16     ? ptx::WgmmaType::kBf16
-         : type == Sm90Type::kFloat16    ? ptx::WgmmaType::kF16
-         : type == Sm90Type::kFloat8E4M3 ? ptx::WgmmaType::kE4M3
-                                         : ptx::WgmmaType::kE5M2;
+  return type == Sm90Type::kBFloat16                                     ? ptx::WgmmaType::kBf16
+         : type == Sm90Type::kFloat16                                    ? ptx::WgmmaType::kF16
+         : type == Sm90Type::kFloat8E4M3                                 ? ptx::WgmmaType::kE4M3
+         : type == Sm90Type::kFloat32 || type == Sm90Type::kFloat32Parts ? ptx::WgmmaType::kTf32
+                                                                         : ptx::WgmmaType::kE5M2;
 }
 
 template <bool kAcross, int kRows>
@@ -139,7 +141,23 @@ class Sm90Consumer {
   __device__ __forceinline__ void issue(float (&sums)[Mma::kCount], int block, bool accumulate) const {
     const uint32_t a = stage_address() + (warpgroup_ * kRowBlocks + block) * kBlockBytes;
     const uint32_t b = stage_address() + sm90_a_bytes(kConfig);
-    tile::multiply<Mma, TileA, TileB, kSteps>(sums, TileA::base(a), TileB::base(b), accumulate);
+    if constexpr (kOperands.a == Sm90Type::kFloat32Parts) {
+      multiply_parts(sums, TileA::base(a), TileB::base(b), accumulate);
+    } else {
+      tile::multiply<Mma, TileA, TileB, kSteps>(sums, TileA::base(a), TileB::base(b), accumulate);
+    }
+  }
+
+  // Small by large, large by small, large by large: the smallest first, as an accumulator keeps their last bits then.
+  static __device__ __forceinline__ void multiply_parts(float (&sums)[Mma::kCount], uint32_t a, uint32_t b,
+                                                        bool accumulate) {
+    constexpr int kStep = 2, kSmall = 4;  // of descriptors: eight floats, the small parts
+    Mma::template ss<0, 0, kSmall, 0>(sums, a, b, accumulate);
+    Mma::template ss<0, 0, kSmall + kStep, kStep>(sums, a, b, true);
+    Mma::template ss<0, 0, 0, kSmall>(sums, a, b, true);
+    Mma::template ss<0, 0, kStep, kSmall + kStep>(sums, a, b, true);
+    Mma::template ss<0, 0, 0, 0>(sums, a, b, true);
+    Mma::template ss<0, 0, kStep, kStep>(sums, a, b, true);
   }
 
   __device__ __forceinline__ void issue_stage(float (&sums)[kRowBlocks][Mma::kCount], bool accumulate) const {

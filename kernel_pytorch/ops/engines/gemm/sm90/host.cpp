@@ -62,6 +62,14 @@ constexpr Sm90Config kFactored[] = {
     {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .share_a = true, .factors = true},
     {.tile_m = 128, .tile_n = 128, .stages = 5, .cluster = 2, .share_a = true, .factors = true},
 };
+// Of fp32 in parts, whose sums are promoted: never timed.
+constexpr Sm90Config kParts[] = {
+    {.tile_m = 128, .tile_n = 192, .stages = 4, .cluster = 2},
+    {.tile_m = 256, .tile_n = 128, .stages = 4, .cluster = 2, .share_a = true},
+    {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 2, .share_a = true},
+    {.tile_m = 128, .tile_n = 128, .stages = 4, .cluster = 2, .splits = true},
+    {.tile_m = 128, .tile_n = 128, .stages = 4, .cluster = 4, .splits = true},
+};
 // Of groups of rows: blocks of their own, since a cluster's rows would end in one group.
 constexpr Sm90Config kGroupedRows[] = {
     {.tile_m = 128, .tile_n = 256, .stages = 4, .cluster = 1},
@@ -87,7 +95,7 @@ constexpr Sm90Config kGroupedFactored[] = {
     {.tile_m = 128, .tile_n = 192, .stages = 5, .cluster = 1, .factors = true},
     {.tile_m = 128, .tile_n = 128, .stages = 6, .cluster = 1, .factors = true},
 };
-static_assert(are_legal(kWide) && are_legal(kNarrow) && are_legal(kFactored));
+static_assert(are_legal(kWide) && are_legal(kNarrow) && are_legal(kFactored) && are_legal(kParts));
 static_assert(are_legal(kGroupedRows) && are_legal(kGroupedDepth) && are_legal(kGroupedDepthOfB) &&
               are_legal(kGroupedNarrow) && are_legal(kGroupedFactored));
 
@@ -169,7 +177,7 @@ class LoadedKernels {
     const Sm90Epilogue& epilogue = variant.epilogue;
     add(config.tile_m / 128, 2), add(config.tile_n / 64, 3), add(config.stages, 4), add(config.cluster, 4);
     add(config.share_a, 1), add(config.factors, 1), add(config.splits, 1);
-    add(variant.operands.a, 2), add(variant.operands.b, 2);
+    add(variant.operands.a, 3), add(static_cast<int>(variant.operands.b) % 4, 2);  // b is fp32 where a is
     add(variant.operands.a_rows, 1), add(variant.operands.b_columns, 1), add(variant.operands.b_pairs, 1),
         add(epilogue.form, 3), add(epilogue.kind, 3);
     add(epilogue.bias, 1), add(epilogue.residual, 1), add(epilogue.preactivation, 1), add(epilogue.float_bias, 1);
@@ -196,6 +204,10 @@ std::span<const Sm90Config> sm90_configs(bool promoted, bool factors, bool takes
   if (promoted) return kNarrow;
   const std::span<const Sm90Config> wide = kWide;
   return takes_192 ? wide : wide.first(wide.size() - 1);
+}
+
+std::span<const Sm90Config> sm90_parts_configs() {
+  return kParts;
 }
 
 std::span<const Sm90Config> sm90_grouped_configs(const Sm90Operands& operands, bool promoted, bool factors) {
@@ -233,6 +245,7 @@ Sm90Type sm90_type(DType dtype) {
   return dtype == DType::kBFloat16     ? Sm90Type::kBFloat16
          : dtype == DType::kFloat16    ? Sm90Type::kFloat16
          : dtype == DType::kFloat8E4M3 ? Sm90Type::kFloat8E4M3
+         : dtype == DType::kFloat32    ? Sm90Type::kFloat32
                                        : Sm90Type::kFloat8E5M2;
 }
 

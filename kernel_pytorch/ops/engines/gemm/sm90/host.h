@@ -38,6 +38,8 @@ struct Sm90Sizes {
 // `takes_192`: results leave in boxes of 64 columns of sums or fewer, which divide a tile of 192 (gates with their ups
 // are 128); the configs without it are the same but for the last.
 std::span<const Sm90Config> sm90_configs(bool promoted, bool factors, bool takes_192 = false);
+// Of fp32 in parts (Sm90Type::kFloat32Parts).
+std::span<const Sm90Config> sm90_parts_configs();
 // Blocks of a cluster share no operand that is gathered.
 std::span<const Sm90Config> sm90_grouped_configs(const Sm90Operands& operands, bool promoted = false,
                                                  bool factors = false);

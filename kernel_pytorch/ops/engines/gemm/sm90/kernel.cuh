@@ -53,6 +53,9 @@ __global__ void __launch_bounds__(Sm90Registers<kConfig, kOperands, kEpilogue>::
   synchronize_cluster<kConfig>();
   tile::let_next_kernel_start();
   tile::wait_for_earlier_kernels();
+  if constexpr (kOperands.a == Sm90Type::kFloat32Parts) {
+    if (*arguments.careful != 0) return;
+  }
   const uint32_t tiles = ptx::shared_address(memory);
   const int32_t warpgroup = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x / 128), 0);
   if (warpgroup == 0) {

@@ -10,6 +10,7 @@
 namespace kernel_pytorch::product {
 
 KP_SHARED_CODE constexpr int sm90_element_bytes(Sm90Type type) {
+  if (type == Sm90Type::kFloat32 || type == Sm90Type::kFloat32Parts) return 4;
   return type == Sm90Type::kBFloat16 || type == Sm90Type::kFloat16 ? 2 : 1;
 }
 

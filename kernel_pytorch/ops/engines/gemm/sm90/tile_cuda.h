@@ -20,7 +20,9 @@ struct Sm90Config {
   bool splits = false;   // the blocks of a cluster have parts of k
 };
 
-enum class Sm90Type : uint8_t { kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2 };
+// kFloat32: its upper 19 bits (tf32). kFloat32Parts: of every 128 bytes the first half are 16 floats' large parts, the
+// second their small ones, and three products of parts make one of fp32 (sm90/split.cuh).
+enum class Sm90Type : uint8_t { kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2, kFloat32, kFloat32Parts };
 
 // What offsets on the device cut (ops/grouped_matmul): nothing; rows of a and of the output, each group of which has a
 // matrix b of its own; or k, each group of which makes an output of its own.
@@ -55,7 +57,7 @@ struct Sm90Epilogue {
   bool float_bias = false, float_residual = false, float_saved = false;  // else of the output's type
   bool whole_vectors = false;  // rows of auxiliary matrices are multiples of eight columns
   Sm90Scaling scaling = Sm90Scaling::kNone;
-  bool promoted = false;  // sums leave the tensor core's accumulator after every 128 of k
+  bool promoted = false;  // sums leave the tensor core's accumulator after every stage
   bool amax = false;      // of the values before they are rounded
   bool grouped = false;   // rows end with their group, and each group has a bias of its own
   bool clamped = false;   // gates and ups are clamped (Sm90Groups::limit)
@@ -180,6 +182,7 @@ struct Sm90Arguments {
   const float* output_scale;  // null: 1
   float* amax;
   Sm90Groups groups;
+  const int32_t* careful;  // of parts: where this is not 0, another kernel computes the product
 };
 
 }  // namespace kernel_pytorch::product

@@ -92,6 +92,7 @@ struct TileArguments {
   TileMatrix row_sums;        // [batch, m]
   const float* output_scale;  // null: 1
   float* amax;                // null: not wanted
+  const int32_t* only_if;     // of fp32's mma: where this is 0, there is nothing to do. Null: always
 };
 
 // Products of groups of rows (ops/grouped_matmul). Group g has the rows [offsets[g - 1], offsets[g]) of a and of the
