@@ -71,7 +71,7 @@ constexpr const char* kBackwardShapes = R"(
 
 constinit const registry::Operation<Forward> kForward = registry::declared<Forward, kForwardFields, forward_flops>(
     {.name = "linear_attention_forward",
-     .kernels = registry::kernel_list<kForwardSm90, kForwardCuda, kForwardCpu, kForwardReference>,
+     .kernels = registry::kernel_list<kForwardSm90, kForwardSm90Split, kForwardCuda, kForwardCpu, kForwardReference>,
      .precision = precision<Forward>,
      .set_trial_inputs = set_trial_inputs<Forward>,
      .request = kRequest,
@@ -79,7 +79,7 @@ constinit const registry::Operation<Forward> kForward = registry::declared<Forwa
      .shapes = kForwardShapes});
 constinit const registry::Operation<Backward> kBackward = registry::declared<Backward, kBackwardFields, backward_flops>(
     {.name = "linear_attention_backward",
-     .kernels = registry::kernel_list<kBackwardSm90, kBackwardCuda, kBackwardCpu, kBackwardReference>,
+     .kernels = registry::kernel_list<kBackwardSm90, kBackwardSm90Split, kBackwardCuda, kBackwardCpu, kBackwardReference>,
      .precision = precision<Backward>,
      .set_trial_inputs = set_trial_inputs<Backward>,
      .request = kRequest,
