@@ -8,6 +8,7 @@
 // chunk is cut: strong gates make shorter windows, down to one token, instead of wrong ones.
 #pragma once
 
+#include "kernel_pytorch/cuda/ptx/float_pairs.cuh"
 #include "kernel_pytorch/ops/linear_attention/sm90/split_parts.cuh"
 
 namespace kernel_pytorch::linear_attention {
@@ -25,7 +26,8 @@ class Scaler {
   static constexpr int kPairs = kGated / 2;    // a thread takes two channels
   static constexpr int kParts = 128 / kPairs;  // of a chunk: a thread takes the tokens of one
   static constexpr int kTokens = kSm90Chunk / kParts;
-  static constexpr int kLanes = kConfig.gates == SplitGates::kScalar ? 1 : 2;  // gates of a token that differ
+  static constexpr bool kIsScalar = kConfig.gates == SplitGates::kScalar;
+  static constexpr int kLanes = kIsScalar ? 1 : 2;  // gates of a token that differ
   static constexpr int kTileBytes = kSm90Chunk * tile::kChunkRowBytes;
   using Mma = ptx::Wgmma<64, kSplitWgmmaType<T>>;
   using RowTile = tile::AlongColumns<kSm90Chunk>;
@@ -50,7 +52,7 @@ class Scaler {
   __device__ __forceinline__ void run() {
     float all[kLanes] = {};
     tile::PipelineState place;
-    read_gates(0);
+    prefetch_gates(0);
 #pragma unroll 1
     for (int32_t i = 0; i < stretch_.chunks; ++i) {
       int count;
@@ -75,7 +77,10 @@ class Scaler {
           read_sums(window.begin - 1, 0, base);
           read_sums(window.end - 1, kParts / 2 * kGated, last);
           // What the window before left in the stage is in use until it is taken.
-          if (k > 0) wait_for_window(window_ - 1);
+          if (k > 0) {
+            wait_for_window(window_ - 1);
+            restore_rows(window);
+          }
         }
         take(window, i, base, last);
       }
@@ -96,69 +101,91 @@ class Scaler {
     ptx::barrier_sync_aligned(kScalerBarrier, 128);
   }
 
-  // Gates of chunk number `i`, as they are read: what a use waits for is the load.
-  __device__ __forceinline__ void read_gates(int32_t i) {
+  // Into L2, a chunk ahead: where they are summed, only that is waited for. Registers would not hold them.
+  __device__ __forceinline__ void prefetch_gates(int32_t i) const {
+    constexpr int kLine = 128;  // bytes
     const ScanArguments& scan = arguments_.scan;
-    if (i >= stretch_.chunks) return;
+    const ScanTensor& gates = kIsScalar ? scan.gate : scan.channel_gate;
+    if (i >= stretch_.chunks || gates.data == nullptr) return;
     int count;
-    const int64_t first = first_of(i, count) + first_token_;
+    const int64_t first = first_of(i, count);
+    const int size = gates.is_float ? 4 : 2,
+              bytes = kIsScalar ? size : min(kGated, gated_size() - gated_first()) * size;
+    const int lines = (bytes + kLine - 1) / kLine;
+    const char* from = row_of<char>(gates, 0, 0, 0);
+    for (int at = thread_; at < count * lines; at += 128) {
+      const int64_t element = stretch_.batch * gates.batch_stride + (first + at / lines) * gates.token_stride +
+                              head_ / gates.group * gates.head_stride + (kIsScalar ? 0 : gated_first());
+      ptx::prefetch_global_l2(from + element * size + at % lines * kLine);
+    }
+  }
+  __device__ __forceinline__ int gated_size() const {
+    return kGatesValues ? arguments_.scan.values : arguments_.scan.columns;
+  }
+  __device__ __forceinline__ int gated_first() const {
+    return kGatesValues ? first_value_ : 0;
+  }
+
+  // The gates of the thread's tokens and channels, in the places of their sums.
+  __device__ __forceinline__ void read_gates(int count) {
+    const ScanArguments& scan = arguments_.scan;
     count -= first_token_;
-    if constexpr (kConfig.gates == SplitGates::kScalar) {
+    const int64_t first = first_ + first_token_;
+    if constexpr (kIsScalar) {
       const float decay = scan.decay != nullptr ? scan.decay[head_] : 0.0f;
 #pragma unroll
       for (int t = 0; t < kTokens; ++t) {
-        float gate = t < count ? decay : 0.0f;
+        sums_[t][0] = t < count ? decay : 0.0f;
         if (scan.gate.data != nullptr && t < count) {
-          gate += element_of<T>(scan.gate, stretch_.batch, first + t, head_, 0);
+          sums_[t][0] += element_of<T>(scan.gate, stretch_.batch, first + t, head_, 0);
         }
-        raw_[t][0] = __float_as_uint(gate);
       }
     } else {
-      const int channel = 2 * pair_ + (kGatesValues ? first_value_ : 0);
-      if (channel >= (kGatesValues ? scan.values : scan.columns)) count = 0;
+      const int channel = 2 * pair_ + gated_first();
+      if (channel >= gated_size()) count = 0;
       const int64_t stride = scan.channel_gate.token_stride;
       if (scan.channel_gate.is_float) {
         const float* from = row_of<float>(scan.channel_gate, stretch_.batch, first, head_) + channel;
 #pragma unroll
-        for (int t = 0; t < kTokens; ++t) {
-          const float2 pair = t < count ? *reinterpret_cast<const float2*>(from + t * stride) : float2{0, 0};
-          raw_[t][0] = __float_as_uint(pair.x);
-          raw_[t][kLanes - 1] = __float_as_uint(pair.y);
+        for (int t = 0; t < kTokens; ++t, from += stride) {
+          const float2 pair = t < count ? *reinterpret_cast<const float2*>(from) : float2{0, 0};
+          sums_[t][0] = pair.x;
+          sums_[t][kLanes - 1] = pair.y;
         }
       } else {
         const T* from = row_of<T>(scan.channel_gate, stretch_.batch, first, head_) + channel;
+        uint32_t words[kTokens];
+#pragma unroll
+        for (int t = 0; t < kTokens; ++t, from += stride) {
+          words[t] = t < count ? *reinterpret_cast<const uint32_t*>(from) : 0u;
+        }
 #pragma unroll
         for (int t = 0; t < kTokens; ++t) {
-          raw_[t][0] = t < count ? *reinterpret_cast<const uint32_t*>(from + t * stride) : 0u;
+          float pair[2];
+          tile::Word<T>::unpack(words[t], pair);
+          sums_[t][0] = pair[0];
+          sums_[t][kLanes - 1] = pair[1];
         }
+      }
+      if (scan.gate.data == nullptr && scan.decay == nullptr) return;
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) {
+        const float scalar = t < count ? scalar_gate<T>(scan, stretch_.batch, first + t, head_) : 0.0f;
+#pragma unroll
+        for (float& gate : sums_[t]) gate += scalar;
       }
     }
   }
 
   // sums_: of gates in base 2 from the chunk's first token on. Returns a bound of their sizes.
   __device__ __forceinline__ float sum_gates(int count, float (&total)[kLanes]) {
-    const ScanArguments& scan = arguments_.scan;
+    read_gates(count);
     float sum[kLanes] = {}, reach = 0;
-    const bool has_scalar =
-        kConfig.gates != SplitGates::kScalar && (scan.gate.data != nullptr || scan.decay != nullptr);
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
-      float gates[2];
-      if (kConfig.gates == SplitGates::kScalar) {
-        gates[0] = __uint_as_float(raw_[t][0]);
-      } else if (scan.channel_gate.is_float) {
-        gates[0] = __uint_as_float(raw_[t][0]);
-        gates[1] = __uint_as_float(raw_[t][kLanes - 1]);
-      } else {
-        tile::Word<T>::unpack(raw_[t][0], gates);
-      }
-      float scalar = 0;
-      if (has_scalar && first_token_ + t < count) {
-        scalar = scalar_gate<T>(scan, stretch_.batch, first_ + first_token_ + t, head_);
-      }
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        sum[lane] += ptx::max_nan_f32(gates[lane] + scalar, kLeastGate) * kLog2OfE;
+        sum[lane] += ptx::max_nan_f32(sums_[t][lane], kLeastGate) * kLog2OfE;
         sums_[t][lane] = sum[lane];
         reach = ptx::max_nan_f32(reach, sum[lane] < 0 ? -sum[lane] : sum[lane]);
       }
@@ -269,12 +296,8 @@ class Scaler {
       slot.end = window.end;
       slot.is_last = window.is_last;
     }
-    if (window.is_whole) {
-      scale_rows<true>(window, middle);
-    } else {
-      scale_rows<false>(window, middle);
-    }
-    if (window.is_last) read_gates(number + 1);
+    scale_rows(window, middle);
+    if (window.is_last) prefetch_gates(number + 1);
     if constexpr (!kConfig.only_states) {
       ptx::fence_proxy_async_shared_cta();
       meet();
@@ -286,14 +309,11 @@ class Scaler {
     ++window_;
   }
 
-  // Rows of the window by their factors, others zero. Of a cut chunk they come from global memory: the windows before
-  // have written zeros over them.
-  template <bool kWhole>
+  // Rows of the window by their factors, other keys (or values) zero.
   __device__ __forceinline__ void scale_rows(const Window& window, const float (&middle)[kLanes]) {
     const ScanArguments& scan = arguments_.scan;
-    const uint32_t keys = stage_ + pair_ / 32 * kTileBytes + pair_ % 4 * 4;
-    const uint32_t values = keys + split_rows_bytes(kConfig);
-    const uint32_t queries = values + kConfig.warpgroups * values_bytes();
+    const uint32_t gated = gated_tiles() + pair_ / 32 * kTileBytes + pair_ % 4 * 4;
+    const uint32_t queries = gated + split_rows_bytes(kConfig) + kConfig.warpgroups * values_bytes();
     const int unit = pair_ % 32 / 4;
     if (kGatesValues && !kConfig.only_states && window_ > 0) wait_for_window(window_ - 1);  // factors of outputs
 #pragma unroll
@@ -308,39 +328,49 @@ class Scaler {
         of_query[lane] = ptx::ex2_approx_ftz_f32(distance);
         of_key[lane] = ptx::ex2_approx_ftz_f32(-distance) * scan.key_scale;
       }
+      uint32_t* place = reinterpret_cast<uint32_t*>(memory_at(gated + offset));
+      *place = is_inside ? scaled(*place, of_key) : 0;
+      if constexpr (kConfig.only_states) continue;
       if constexpr (kGatesValues) {
-        scale<kWhole>(values + offset, scan.value, scan.values, first_value_, token, of_key, is_inside);
-        if constexpr (!kConfig.only_states) {
-          float2* factors = reinterpret_cast<float2*>(
-              memory_at(tiles_ + split_outputs_at(kConfig) + pair_ / 32 * split_output_bytes(kConfig)) +
-              output_factor_offset(token, 2 * (pair_ % 32)));
-          *factors = {of_query[0], of_query[1]};
-        }
+        float2* factors = reinterpret_cast<float2*>(
+            memory_at(tiles_ + split_outputs_at(kConfig) + pair_ / 32 * split_output_bytes(kConfig)) +
+            output_factor_offset(token, 2 * (pair_ % 32)));
+        *factors = {of_query[0], of_query[1]};
       } else {
-        scale<kWhole>(keys + offset, scan.key, scan.columns, 0, token, of_key, is_inside);
-        if constexpr (!kConfig.only_states) {
-          scale<kWhole>(queries + offset, scan.query, scan.columns, 0, token, of_query, is_inside);
-        }
+        uint32_t* query = reinterpret_cast<uint32_t*>(memory_at(queries + offset));
+        if (is_inside) *query = scaled(*query, of_query);
       }
     }
   }
-  template <bool kWhole>
-  __device__ __forceinline__ void scale(uint32_t address, const ScanTensor& tensor, int size, int first, int token,
-                                        const float (&factors)[2], bool is_inside) {
-    uint32_t* place = reinterpret_cast<uint32_t*>(memory_at(address));
-    uint32_t word = 0;
-    if constexpr (kWhole) {
-      word = *place;
-    } else if (is_inside && first + 2 * pair_ < size) {
-      word = *reinterpret_cast<const uint32_t*>(row_of<T>(tensor, stretch_.batch, first_ + token, head_) + first +
-                                                2 * pair_);
-    }
+  static __device__ __forceinline__ uint32_t scaled(uint32_t word, const float (&factors)[2]) {
     float values[2];
     tile::Word<T>::unpack(word, values);
     values[0] *= factors[0];
     values[1] *= factors[kLanes - 1];
-    word = tile::Word<T>::pack(values);
-    *place = is_inside ? word : 0;
+    return tile::Word<T>::pack(values);
+  }
+  // Keys, or values where gates are of those.
+  __device__ __forceinline__ uint32_t gated_tiles() const {
+    return kGatesValues ? stage_ + split_rows_bytes(kConfig) : stage_;
+  }
+
+  // Keys (or values) of a window that is not its chunk's first: the windows before have written zeros over them.
+  __device__ __forceinline__ void restore_rows(const Window& window) {
+    const ScanArguments& scan = arguments_.scan;
+    const ScanTensor& tensor = kGatesValues ? scan.value : scan.key;
+    constexpr int kUnits = kGated / 8;  // of 16 bytes, of a row
+#pragma unroll 1
+    for (int i = thread_; i < (window.end - window.begin) * kUnits; i += 128) {
+      const int token = window.begin + i / kUnits, unit = i % kUnits;
+      ptx::Word4 words{0, 0, 0, 0};
+      if (gated_first() + unit * 8 < gated_size()) {
+        words = *reinterpret_cast<const ptx::Word4*>(row_of<T>(tensor, stretch_.batch, first_ + token, head_) +
+                                                     gated_first() + unit * 8);
+      }
+      *reinterpret_cast<ptx::Word4*>(
+          memory_at(gated_tiles() + unit / 8 * kTileBytes + tile::swizzled_offset(token, unit % 8))) = words;
+    }
+    meet();
   }
 
   // What lies behind the end of a sequence may be no number: the rows that nothing else sets to zero.
@@ -403,7 +433,6 @@ class Scaler {
   int64_t first_ = 0;  // token of the chunk
   int head_, thread_, warp_, pair_, first_token_, first_value_;
   int32_t window_ = 0;  // windows so far
-  uint32_t raw_[kTokens][kLanes];
   float sums_[kTokens][kLanes];
   float after_[2] = {1, 1}, factor_[2] = {1, 1};
 };

@@ -211,16 +211,17 @@ class StateKeeper {
   template <class Use>
   __device__ __forceinline__ void each_state_element(bool is_turned, const Use& use) {
     const ScanArguments& scan = arguments_.scan;
-    const int64_t index = blockIdx.x;
+    const int row_stride = is_turned ? 1 : scan.values, column_stride = is_turned ? scan.columns : 1;
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * scan.columns * scan.values;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
       for (int i = 0; i < Mma::kCount; ++i) {
         const int row = 64 * block + 16 * warp_ + tile::fragment_row(lane_, i);
         const int column = first_value_ + tile::fragment_column(lane_, i);
-        const int64_t at = is_turned ? (index * scan.values + column) * scan.columns + row
-                                     : (index * scan.columns + row) * scan.values + column;
-        if (row < scan.columns && column < scan.values) use(state_[block][i], at);
+        if (row < scan.columns && column < scan.values) {
+          use(state_[block][i], first, row * row_stride + column * column_stride);
+        }
       }
     }
   }
@@ -232,12 +233,12 @@ class StateKeeper {
     }
     if (arguments_.scan.initial == nullptr) return;
     each_state_element(arguments_.scan.initial_is_turned,
-                       [&](float& element, int64_t at) { element = arguments_.scan.initial[at]; });
+                       [&](float& element, int64_t first, int at) { element = (arguments_.scan.initial + first)[at]; });
   }
   __device__ __forceinline__ void write_state() {
     if (arguments_.scan.final == nullptr) return;
     each_state_element(arguments_.scan.final_is_turned,
-                       [&](float& element, int64_t at) { arguments_.scan.final[at] = element; });
+                       [&](float& element, int64_t first, int at) { (arguments_.scan.final + first)[at] = element; });
   }
 
   const ChunkArguments& arguments_;
@@ -270,10 +271,10 @@ __global__ void __launch_bounds__(split_threads(kConfig), 1)
     ptx::setmaxnreg_dec<40>();
     if (threadIdx.x < 32) produce_chunks<kConfig>(arguments, shared, tiles);
   } else if (warpgroup == 1) {
-    ptx::setmaxnreg_inc<kConfig.warpgroups == 2 ? 200 : 232>();
+    ptx::setmaxnreg_inc<kConfig.warpgroups == 2 ? 184 : 224>();
     Scaler<T, kConfig>(arguments, shared, tiles).run();
   } else {
-    ptx::setmaxnreg_inc<kConfig.warpgroups == 2 ? 136 : 216>();
+    ptx::setmaxnreg_inc<kConfig.warpgroups == 2 ? 144 : 216>();
     StateKeeper<T, Out, kConfig>(arguments, shared, tiles, warpgroup - 2).run();
   }
 }
