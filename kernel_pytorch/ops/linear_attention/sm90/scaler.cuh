@@ -133,11 +133,19 @@ class Scaler {
     const int64_t first = first_ + first_token_;
     if constexpr (kIsScalar) {
       const float decay = scan.decay != nullptr ? scan.decay[head_] : 0.0f;
+      const int64_t stride = scan.gate.token_stride;
+      if (scan.gate.data == nullptr) {
 #pragma unroll
-      for (int t = 0; t < kTokens; ++t) {
-        sums_[t][0] = t < count ? decay : 0.0f;
-        if (scan.gate.data != nullptr && t < count) {
-          sums_[t][0] += element_of<T>(scan.gate, stretch_.batch, first + t, head_, 0);
+        for (int t = 0; t < kTokens; ++t) sums_[t][0] = t < count ? decay : 0.0f;
+      } else if (scan.gate.is_float) {
+        const float* from = row_of<float>(scan.gate, stretch_.batch, first, head_);
+#pragma unroll
+        for (int t = 0; t < kTokens; ++t, from += stride) sums_[t][0] = t < count ? decay + *from : 0.0f;
+      } else {
+        const T* from = row_of<T>(scan.gate, stretch_.batch, first, head_);
+#pragma unroll
+        for (int t = 0; t < kTokens; ++t, from += stride) {
+          sums_[t][0] = t < count ? decay + tile::to_float<T>(*from) : 0.0f;
         }
       }
     } else {
@@ -312,35 +320,50 @@ class Scaler {
   // Rows of the window by their factors, other keys (or values) zero.
   __device__ __forceinline__ void scale_rows(const Window& window, const float (&middle)[kLanes]) {
     const ScanArguments& scan = arguments_.scan;
-    const uint32_t gated = gated_tiles() + pair_ / 32 * kTileBytes + pair_ % 4 * 4;
+    constexpr bool kScalesQueries = !kConfig.only_states && !kGatesValues;
+    const uint32_t gated =
+        gated_tiles() + pair_ / 32 * kTileBytes + pair_ % 4 * 4 + first_token_ * tile::kChunkRowBytes;
+    const uint32_t factors =
+        tiles_ + split_outputs_at(kConfig) + pair_ / 32 * split_output_bytes(kConfig) + first_token_ * 256;
     const uint32_t queries = gated + split_rows_bytes(kConfig) + kConfig.warpgroups * values_bytes();
     const int unit = pair_ % 32 / 4;
+    const float sign = scan.backwards ? -1.0f : 1.0f;
     if (kGatesValues && !kConfig.only_states && window_ > 0) wait_for_window(window_ - 1);  // factors of outputs
+    // Bit t: token t of the thread's.
+    const uint32_t inside = bits_below(window.end - first_token_) & ~bits_below(window.begin - first_token_);
+    constexpr int kGroup = 8;  // tokens whose loads are under way together
 #pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      const int token = first_token_ + t;
-      const bool is_inside = token >= window.begin && token < window.end;
-      const uint32_t offset = tile::swizzled_offset(token, unit);
-      float of_query[2], of_key[2];
+    for (int group = 0; group < kTokens; group += kGroup) {
+      uint32_t words[kGroup], query_words[kGroup];
 #pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float distance = scan.backwards ? middle[lane] - sums_[t][lane] : sums_[t][lane] - middle[lane];
-        of_query[lane] = ptx::ex2_approx_ftz_f32(distance);
-        of_key[lane] = ptx::ex2_approx_ftz_f32(-distance) * scan.key_scale;
+      for (int k = 0; k < kGroup; ++k) {
+        const uint32_t offset = tile::swizzled_offset(group + k, unit);
+        words[k] = ptx::ld_shared_b32(gated + offset);
+        if constexpr (kScalesQueries) query_words[k] = ptx::ld_shared_b32(queries + offset);
       }
-      uint32_t* place = reinterpret_cast<uint32_t*>(memory_at(gated + offset));
-      *place = is_inside ? scaled(*place, of_key) : 0;
-      if constexpr (kConfig.only_states) continue;
-      if constexpr (kGatesValues) {
-        float2* factors = reinterpret_cast<float2*>(
-            memory_at(tiles_ + split_outputs_at(kConfig) + pair_ / 32 * split_output_bytes(kConfig)) +
-            output_factor_offset(token, 2 * (pair_ % 32)));
-        *factors = {of_query[0], of_query[1]};
-      } else {
-        uint32_t* query = reinterpret_cast<uint32_t*>(memory_at(queries + offset));
-        if (is_inside) *query = scaled(*query, of_query);
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k) {
+        const int t = group + k;
+        const bool is_inside = inside >> t & 1;
+        const uint32_t offset = tile::swizzled_offset(t, unit);
+        float of_query[2], of_key[2];
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const float distance = sign * sums_[t][lane] - sign * middle[lane];
+          of_query[lane] = ptx::ex2_approx_ftz_f32(distance);
+          of_key[lane] = ptx::ex2_approx_ftz_f32(-distance) * scan.key_scale;
+        }
+        ptx::st_shared_f32(gated + offset, __uint_as_float(is_inside ? scaled(words[k], of_key) : 0));
+        if constexpr (kScalesQueries) {
+          if (is_inside) ptx::st_shared_f32(queries + offset, __uint_as_float(scaled(query_words[k], of_query)));
+        } else if constexpr (!kConfig.only_states) {
+          ptx::st_shared_v2_f32(factors + output_factor_offset(t, 2 * (pair_ % 32)), of_query[0], of_query[1]);
+        }
       }
     }
+  }
+  static __device__ __forceinline__ uint32_t bits_below(int count) {
+    return count <= 0 ? 0u : count >= 32 ? ~0u : (1u << count) - 1;
   }
   static __device__ __forceinline__ uint32_t scaled(uint32_t word, const float (&factors)[2]) {
     float values[2];
