@@ -12,6 +12,9 @@ constexpr const char* kSource = "kernel_pytorch/ops/linear_attention/sm90/chunk.
 constexpr const char* kTypes = "takes bf16 and fp16; others go step by step";
 constexpr const char* kChannels = "takes one gate for each token and head; gates of channels go step by step";
 constexpr const char* kSteps = "computes chunks; mode asks for single steps";
+constexpr const char* kGateGradients =
+    "has the digits for gradients of one kind of gate, without states, cu_seqlens and grouped heads; others go step by "
+    "step";
 constexpr const char* kFewTokens = "pays from a chunk of 64 tokens on";
 
 template <class Problem>
@@ -28,6 +31,16 @@ const char* obstacle_of(const Problem& problem, const DeviceInfo& device) {
   return problem.query.sizes[3] > 128 ? kSm90Sizes : nullptr;
 }
 
+// Gradients of gates are sums over later tokens of differences: of what 16-bit products leave of them NOTES.md tells.
+const char* gate_gradient_obstacle(const Backward& problem) {
+  if (!problem.grad_gate.is_present() && !problem.grad_decay.is_present()) return nullptr;
+  const Sizes sizes(problem);
+  const bool is_plain = !problem.grad_final_state.is_present() && !problem.initial_state.is_present() &&
+                        !problem.cu_seqlens.is_present() && sizes.query_heads == sizes.heads &&
+                        sizes.key_heads == sizes.heads && problem.gate.is_present() != problem.decay.is_present();
+  return is_plain ? nullptr : kGateGradients;
+}
+
 registry::Support supports_forward(const Forward& problem, const DeviceInfo& device) {
   return registry::Support::unless(obstacle_of(problem, device));
 }
@@ -35,7 +48,7 @@ registry::Support supports_backward(const Backward& problem, const DeviceInfo& d
   const char* obstacle = obstacle_of(problem, device);
   if (obstacle == nullptr) obstacle = tensor_obstacle(problem.grad_output);
   if (obstacle == nullptr && problem.value.sizes[3] > 128) obstacle = kSm90Sizes;
-  if (obstacle == nullptr) obstacle = unchecked_gradient(problem);
+  if (obstacle == nullptr) obstacle = gate_gradient_obstacle(problem);
   return registry::Support::unless(obstacle);
 }
 

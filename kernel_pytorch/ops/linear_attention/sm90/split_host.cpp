@@ -12,8 +12,7 @@ constexpr const char* kSource = "kernel_pytorch/ops/linear_attention/sm90/split.
 constexpr const char* kTypes = "takes bf16 and fp16; others go step by step";
 constexpr const char* kSteps = "computes chunks; mode asks for single steps";
 constexpr const char* kFewTokens = "pays from a chunk of 64 tokens on";
-constexpr const char* kScalarGates =
-    "leaves the gradients of gates of whole tokens, without gates of channels, to other kernels";
+constexpr const char* kScalarGates = "leaves gradients of gates of whole tokens and of decays to other kernels";
 constexpr const char* kGatePairs =
     "reads gates of channels in pairs: they start at multiples of 8 bytes, with even strides";
 
@@ -44,10 +43,8 @@ registry::Support supports_backward(const Backward& problem, const DeviceInfo& d
   const char* obstacle = obstacle_of(problem, device);
   if (obstacle == nullptr) obstacle = tensor_obstacle(problem.grad_output);
   if (obstacle == nullptr && problem.value.sizes[3] > 128) obstacle = kSm90Sizes;
-  const bool wants_scalar_gates =
-      !problem.channel_gate.is_present() && (problem.grad_gate.is_present() || problem.grad_decay.is_present());
+  const bool wants_scalar_gates = problem.grad_gate.is_present() || problem.grad_decay.is_present();
   if (obstacle == nullptr && wants_scalar_gates) obstacle = kScalarGates;
-  if (obstacle == nullptr) obstacle = unchecked_gradient(problem);
   return registry::Support::unless(obstacle);
 }
 
