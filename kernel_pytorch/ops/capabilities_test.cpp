@@ -178,10 +178,6 @@ constexpr Exception kExceptions[] = {
        return is_amd(row) && ((op.starts_with("moe_") && has_many) ||
                               (op == "native_sparse_attention_backward" && request.shape.back() == 128));
      }},
-    {"gradients of a final state have not been compared on a GPU (unchecked_gradient)",
-     [](const CudaCapability&, std::string_view op, const ProblemRequest& request) {
-       return op == "linear_attention_backward" && says(request, "grad_final_state", "");
-     }},
 };
 
 TEST(Capabilities, EveryOpHasAKernelForItsShapes) {

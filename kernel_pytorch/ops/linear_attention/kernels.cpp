@@ -1,5 +1,6 @@
 // The kernels of linear attention, best first, the reference last, and what the registry asks about their problems.
-#include <cmath>
+#include <algorithm>
+#include <limits>
 
 #include "kernel_pytorch/base/element.h"
 #include "kernel_pytorch/ops/linear_attention/delta/operation.h"
@@ -20,10 +21,23 @@ void set_gates(const TensorView& view, double factor) {
     store_element(view.data, view.dtype, i, -factor * load_element(view.data, view.dtype, i));
   }
 }
+// Of some tokens gates are strong: nothing of the state may be left, and nothing overflow.
+void set_strong_gates(const TensorView& view) {
+  if (!view.is_present()) return;
+  const int64_t tokens = view.sizes[1], of_token = view.element_count() / std::max<int64_t>(view.sizes[0] * tokens, 1);
+  for (int64_t i = 0; i < view.element_count(); ++i) {
+    const int64_t token = i / of_token % tokens;
+    if (token % 200 == 40) store_element(view.data, view.dtype, i, -30.0 * static_cast<double>(1 + i % 4));
+    if (token % 200 == 41) store_element(view.data, view.dtype, i, -std::numeric_limits<double>::infinity());
+    if (token % 200 == 110) store_element(view.data, view.dtype, i, -20.0);
+  }
+}
 template <class Problem>
 void set_trial_inputs(const Problem& on_host) {
   set_gates(on_host.gate, 0.05);
   set_gates(on_host.channel_gate, 0.05);
+  set_strong_gates(on_host.gate);
+  set_strong_gates(on_host.channel_gate);
   set_gates(on_host.decay, 0.05);
 }
 
@@ -71,7 +85,7 @@ constexpr const char* kBackwardShapes = R"(
 
 constinit const registry::Operation<Forward> kForward = registry::declared<Forward, kForwardFields, forward_flops>(
     {.name = "linear_attention_forward",
-     .kernels = registry::kernel_list<kForwardSm90, kForwardCuda, kForwardCpu, kForwardReference>,
+     .kernels = registry::kernel_list<kForwardSm90, kForwardSm90Split, kForwardCuda, kForwardCpu, kForwardReference>,
      .precision = precision<Forward>,
      .set_trial_inputs = set_trial_inputs<Forward>,
      .request = kRequest,
@@ -79,7 +93,8 @@ constinit const registry::Operation<Forward> kForward = registry::declared<Forwa
      .shapes = kForwardShapes});
 constinit const registry::Operation<Backward> kBackward = registry::declared<Backward, kBackwardFields, backward_flops>(
     {.name = "linear_attention_backward",
-     .kernels = registry::kernel_list<kBackwardSm90, kBackwardCuda, kBackwardCpu, kBackwardReference>,
+     .kernels =
+         registry::kernel_list<kBackwardSm90, kBackwardSm90Split, kBackwardCuda, kBackwardCpu, kBackwardReference>,
      .precision = precision<Backward>,
      .set_trial_inputs = set_trial_inputs<Backward>,
      .request = kRequest,

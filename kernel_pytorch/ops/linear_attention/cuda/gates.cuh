@@ -112,21 +112,82 @@ __global__ void __launch_bounds__(kGateThreads) sum_gates(const __grid_constant_
   if (threadIdx.x == 0 && arguments.decay_sums != nullptr) arguments.decay_sums[blockIdx.x] = total;
 }
 
-// The same of each column: a thread takes one.
+// The same of each column: a block takes 32 columns of one head of a sequence, a lane one of them and a warp every
+// eighth strip of tokens. kMakesTerms: what gate_terms does as well, in the same pass.
+template <class T, bool kMakesTerms>
+__device__ __forceinline__ void sum_columns(const GateArguments& arguments) {
+  constexpr int kWarps = kGateThreads / 32, kStrip = 8;
+  __shared__ float strip_sums[kWarps][32];
+  const int head = blockIdx.x % arguments.heads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int column = blockIdx.y * kGateColumns + lane;
+  const bool has_column = column < arguments.columns;
+  const Span span = span_of(arguments, blockIdx.x / arguments.heads);
+  float carry = has_column ? end_term(arguments, blockIdx.x, column) : 0.0f;
+#pragma unroll 1
+  for (int64_t last = span.end; last > span.begin; last -= kWarps * kStrip) {
+    const int64_t first = last - 1 - warp * kStrip;  // the strip's last token, where its sum begins
+    float sums[kStrip], sum = 0;
+    if constexpr (kMakesTerms) {
+      float grad_query[kStrip], grad_key[kStrip], query[kStrip], key[kStrip];
+#pragma unroll
+      for (int i = 0; i < kStrip; ++i) {
+        const bool is_there = has_column && first - i >= span.begin;
+        const int64_t row = (span.batch * arguments.tokens + first - i) * arguments.heads + head;
+        const int64_t at = row * arguments.columns + column;
+        grad_query[i] = is_there ? arguments.grad_query[at] : 0.0f;
+        grad_key[i] = is_there ? arguments.grad_key[at] : 0.0f;
+        query[i] = is_there ? tile::to_float<T>(row_of<T>(arguments.query, span.batch, first - i, head)[column]) : 0.0f;
+        key[i] = is_there ? tile::to_float<T>(row_of<T>(arguments.key, span.batch, first - i, head)[column]) : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < kStrip; ++i) {
+        sum += query[i] * grad_query[i] - key[i] * grad_key[i];
+        sums[i] = sum;
+        if (!has_column || first - i < span.begin) continue;
+        const int64_t row = (span.batch * arguments.tokens + first - i) * arguments.heads + head;
+        const int64_t at = row * arguments.columns + column;
+        static_cast<T*>(arguments.grad_query_out)[at] = tile::from_float<T>(grad_query[i]);
+        static_cast<T*>(arguments.grad_key_out)[at] = tile::from_float<T>(grad_key[i]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kStrip; ++i) {
+        const bool is_there = has_column && first - i >= span.begin;
+        const int64_t row = (span.batch * arguments.tokens + first - i) * arguments.heads + head;
+        sums[i] = is_there ? arguments.grad_query[row * arguments.columns + column] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < kStrip; ++i) {
+        sum += sums[i];
+        sums[i] = sum;
+      }
+    }
+    __syncthreads();
+    strip_sums[warp][lane] = sum;
+    __syncthreads();
+    float before = carry;
+    for (int w = 0; w < kWarps; ++w) {
+      if (w < warp) before += strip_sums[w][lane];
+      carry += strip_sums[w][lane];
+    }
+#pragma unroll
+    for (int i = 0; i < kStrip; ++i) {
+      if (!has_column || first - i < span.begin) continue;
+      const int64_t row = (span.batch * arguments.tokens + first - i) * arguments.heads + head;
+      // Nothing decays in front of the first token.
+      const bool is_nothing = first - i == span.begin && !arguments.has_initial;
+      store_gradient<T>(arguments.grad_channel_gate, arguments.channel_gate_is_float, row * arguments.columns + column,
+                        is_nothing ? 0.0f : before + sums[i]);
+    }
+  }
+}
 template <class T>
 __global__ void __launch_bounds__(kGateThreads) sum_channel_gates(const __grid_constant__ GateArguments arguments) {
-  const int head = blockIdx.x % arguments.heads, column = blockIdx.y * kGateThreads + threadIdx.x;
-  if (column >= arguments.columns) return;
-  const Span span = span_of(arguments, blockIdx.x / arguments.heads);
-  float sum = end_term(arguments, blockIdx.x, column);
-#pragma unroll 8
-  for (int64_t token = span.end - 1; token >= span.begin; --token) {
-    const int64_t row = (span.batch * arguments.tokens + token) * arguments.heads + head;
-    const int64_t at = row * arguments.columns + column;
-    sum += arguments.grad_query[at];
-    const bool is_nothing = token == span.begin && !arguments.has_initial;
-    store_gradient<T>(arguments.grad_channel_gate, arguments.channel_gate_is_float, at, is_nothing ? 0.0f : sum);
-  }
+  sum_columns<T, false>(arguments);
+}
+template <class T>
+__global__ void __launch_bounds__(kGateThreads) finish_channel_gates(const __grid_constant__ GateArguments arguments) {
+  sum_columns<T, true>(arguments);
 }
 
 // grad_decay[head] = the sum over sequences.

@@ -59,6 +59,10 @@ T* allocate(Context& context, int64_t count) {
   return static_cast<T*>(context.scratch->allocate(static_cast<size_t>(count) * sizeof(T)));
 }
 
+bool only_channels(const Backward& problem) {
+  return problem.grad_channel_gate.is_present() && !problem.grad_gate.is_present() && !problem.grad_decay.is_present();
+}
+
 void run_gates(const Backward& problem, const BackwardScans& scans, Context& context) {
   static const std::string kLabel = "linear_attention decays";
   static KernelTable<kTypes> term_table;
@@ -73,7 +77,7 @@ void run_gates(const Backward& problem, const BackwardScans& scans, Context& con
       .grad_key = scans.key.output.as<const float>(),
       .grad_query_out = problem.grad_query.data,
       .grad_key_out = problem.grad_key.data,
-      .terms = allocate<float>(context, rows),
+      .terms = only_channels(problem) ? nullptr : allocate<float>(context, rows),
       .grad_gate = problem.grad_gate.data,
       .grad_channel_gate = problem.grad_channel_gate.data,
       .decay_sums = problem.grad_decay.is_present() ? allocate<float>(context, heads) : nullptr,
@@ -90,6 +94,12 @@ void run_gates(const Backward& problem, const BackwardScans& scans, Context& con
       .channel_gate_is_float = problem.channel_gate.dtype == DType::kFloat32,
       .final_is_turned = false,  // the scan of queries stores its turned state turned: as states lie
       .has_initial = problem.initial_state.is_present()};
+  if (only_channels(problem)) {  // one pass instead of two
+    static KernelTable<kTypes> finish_table;
+    launch_gates("finish_channel_gates", dtype, grid_of(heads),
+                 static_cast<unsigned>(divide_up(arguments.columns, kGateColumns)), arguments, context, finish_table);
+    return;
+  }
   launch_gates("gate_terms", dtype, grid_of(divide_up(rows, kGateThreads / 32)), 1, arguments, context, term_table);
   sum_gate_terms(arguments, dtype, heads, context);
   if (!problem.grad_decay.is_present()) return;
@@ -113,7 +123,7 @@ void sum_gate_terms(GateArguments& arguments, DType dtype, int64_t heads, Contex
   }
   if (arguments.grad_channel_gate != nullptr) {
     launch_gates("sum_channel_gates", dtype, grid_of(heads),
-                 static_cast<unsigned>(divide_up(arguments.columns, kGateThreads)), arguments, context, channel_table);
+                 static_cast<unsigned>(divide_up(arguments.columns, kGateColumns)), arguments, context, channel_table);
   }
 }
 
@@ -215,8 +225,9 @@ void run_backward_by(RunScan run, const Backward& problem, Context& context) {
   if (wants_gates && problem.grad_final_state.is_present()) {
     scans.query.final = allocate<float>(context, sizes.sequences * sizes.heads * sizes.columns * sizes.values);
   }
-  for (const TensorView* view : std::initializer_list<const TensorView*>{
-           &grad_query, &grad_key, &problem.grad_value, &problem.grad_gate, &problem.grad_channel_gate}) {
+  for (const TensorView* view :
+       std::initializer_list<const TensorView*>{&grad_query, &grad_key, &problem.grad_query, &problem.grad_key,
+                                                &problem.grad_value, &problem.grad_gate, &problem.grad_channel_gate}) {
     clear_unless_batch(*view, problem.cu_seqlens, context);
   }
   run(scans.query, context);
@@ -236,7 +247,7 @@ void run_backward_by(RunScan run, const Backward& problem, Context& context) {
 std::vector<DeviceCode> gate_code() {
   std::vector<DeviceCode> codes;
   for (DType dtype : kCudaTypes) {
-    for (std::string_view function : {"gate_terms", "sum_gates", "sum_channel_gates"}) {
+    for (std::string_view function : {"gate_terms", "sum_gates", "sum_channel_gates", "finish_channel_gates"}) {
       codes.push_back(gate_code_of(function, element_type_name(dtype)));
     }
   }

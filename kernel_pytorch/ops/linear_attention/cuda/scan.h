@@ -49,22 +49,4 @@ std::vector<DeviceCode> step_code();
 std::vector<DeviceCode> gate_code();
 inline constexpr int64_t kMostStepColumns = 256;
 
-// Null, or why a gradient is refused that no run on a GPU has checked against the reference (NOTES.md says which were).
-inline const char* unchecked_gradient(const Backward& problem) {
-  if (problem.grad_initial_state.is_present()) {
-    return "has not been checked on a GPU for the gradient of initial_state; detach it, or compute on the CPU";
-  }
-  const bool wants_gates =
-      problem.grad_gate.is_present() || problem.grad_channel_gate.is_present() || problem.grad_decay.is_present();
-  if (!wants_gates) return nullptr;
-  const Sizes sizes(problem);
-  const int gates = problem.gate.is_present() + problem.channel_gate.is_present() + problem.decay.is_present();
-  const bool is_plain = !problem.grad_final_state.is_present() && !problem.initial_state.is_present() &&
-                        !problem.cu_seqlens.is_present() && sizes.query_heads == sizes.heads &&
-                        sizes.key_heads == sizes.heads && gates == 1;
-  return is_plain ? nullptr
-                  : "has been checked on a GPU for gradients of one kind of gate alone, without states, cu_seqlens and "
-                    "grouped heads; detach gate and decay, or compute on the CPU";
-}
-
 }  // namespace kernel_pytorch::linear_attention

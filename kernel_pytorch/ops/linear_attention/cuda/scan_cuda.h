@@ -50,5 +50,6 @@ struct GateArguments {
   bool offsets_are_wide, gate_is_float, channel_gate_is_float, final_is_turned, has_initial;
 };
 inline constexpr int kGateThreads = 256;
+inline constexpr int kGateColumns = 32;  // that a block sums gates of
 
 }  // namespace kernel_pytorch::linear_attention

@@ -1,38 +1,21 @@
-// Scans by chunks on Hopper: which configuration takes one, and into how many segments its sequences are cut so that
-// the device is full.
-#include <algorithm>
-
-#include "kernel_pytorch/base/error.h"
+// Scans by chunks on Hopper: which configuration takes one.
 #include "kernel_pytorch/device/cuda/driver.h"
-#include "kernel_pytorch/device/cuda/tensor_map.h"
 #include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/ops/linear_attention/cuda/scan.h"
-#include "kernel_pytorch/ops/linear_attention/sm90/chunk_cuda.h"
+#include "kernel_pytorch/ops/linear_attention/sm90/segments.h"
 #include "kernel_pytorch/ops/support/cuda_support.h"
 
 namespace kernel_pytorch::linear_attention {
 namespace {
 
 constexpr const char* kSource = "kernel_pytorch/ops/linear_attention/sm90/chunk.cuh";
-constexpr const char* kSizes = "takes 16 to 128 columns and values of the state, multiples of 8";
 constexpr const char* kTypes = "takes bf16 and fp16; others go step by step";
 constexpr const char* kChannels = "takes one gate for each token and head; gates of channels go step by step";
 constexpr const char* kSteps = "computes chunks; mode asks for single steps";
+constexpr const char* kGateGradients =
+    "has the digits for gradients of one kind of gate, without states, cu_seqlens and grouped heads; others go step by "
+    "step";
 constexpr const char* kFewTokens = "pays from a chunk of 64 tokens on";
-constexpr int64_t kLeastSegmentChunks = 4;
-
-// The heads of [batch, tokens, heads, size] in front of its tokens.
-TensorView heads_first(const TensorView& view) {
-  TensorView turned = view;
-  std::swap(turned.sizes[1], turned.sizes[2]);
-  std::swap(turned.strides[1], turned.strides[2]);
-  return turned;
-}
-
-const char* tensor_obstacle(const TensorView& view) {
-  if (view.sizes[3] % 8 != 0 || view.sizes[3] < 16) return kSizes;
-  return cuda_device::tensor_map_obstacle(view);
-}
 
 template <class Problem>
 const char* obstacle_of(const Problem& problem, const DeviceInfo& device) {
@@ -45,7 +28,17 @@ const char* obstacle_of(const Problem& problem, const DeviceInfo& device) {
   for (const TensorView* view : {&problem.query, &problem.key, &problem.value}) {
     if (const char* obstacle = tensor_obstacle(*view)) return obstacle;
   }
-  return problem.query.sizes[3] > 128 ? kSizes : nullptr;
+  return problem.query.sizes[3] > 128 ? kSm90Sizes : nullptr;
+}
+
+// Gradients of gates are sums over later tokens of differences: of what 16-bit products leave of them NOTES.md tells.
+const char* gate_gradient_obstacle(const Backward& problem) {
+  if (!problem.grad_gate.is_present() && !problem.grad_decay.is_present()) return nullptr;
+  const Sizes sizes(problem);
+  const bool is_plain = !problem.grad_final_state.is_present() && !problem.initial_state.is_present() &&
+                        !problem.cu_seqlens.is_present() && sizes.query_heads == sizes.heads &&
+                        sizes.key_heads == sizes.heads && problem.gate.is_present() != problem.decay.is_present();
+  return is_plain ? nullptr : kGateGradients;
 }
 
 registry::Support supports_forward(const Forward& problem, const DeviceInfo& device) {
@@ -54,8 +47,8 @@ registry::Support supports_forward(const Forward& problem, const DeviceInfo& dev
 registry::Support supports_backward(const Backward& problem, const DeviceInfo& device) {
   const char* obstacle = obstacle_of(problem, device);
   if (obstacle == nullptr) obstacle = tensor_obstacle(problem.grad_output);
-  if (obstacle == nullptr && problem.value.sizes[3] > 128) obstacle = kSizes;
-  if (obstacle == nullptr) obstacle = unchecked_gradient(problem);
+  if (obstacle == nullptr && problem.value.sizes[3] > 128) obstacle = kSm90Sizes;
+  if (obstacle == nullptr) obstacle = gate_gradient_obstacle(problem);
   return registry::Support::unless(obstacle);
 }
 
@@ -87,27 +80,6 @@ ChunkConfig config_of(const Scan& scan, bool only_states) {
           .only_states = only_states};
 }
 
-// How much of the device works while so many equal blocks run, one on a multiprocessor.
-double share_of_device(int64_t blocks, int64_t processors) {
-  return static_cast<double>(blocks) / static_cast<double>(divide_up(blocks, processors) * processors);
-}
-// Segments take a second pass over keys and values, half as long as the first.
-int64_t segments_of(const Scan& scan, int64_t blocks, int64_t processors) {
-  const int64_t tokens =
-      scan.offsets.is_present() ? scan.value.sizes[1] / std::max<int64_t>(scan.sequences, 1) : scan.value.sizes[1];
-  const int64_t most = std::min<int64_t>(tokens / (kLeastSegmentChunks * kSm90Chunk), 64);
-  int64_t best = 1;
-  double least = 1 / share_of_device(blocks, processors);
-  for (int64_t segments = 2; segments <= most && blocks * segments <= 4 * processors; ++segments) {
-    const double time = 1.55 / share_of_device(blocks * segments, processors);
-    if (time < least) {
-      least = time;
-      best = segments;
-    }
-  }
-  return best;
-}
-
 CUkern_st* kernel_of(const ChunkConfig& config, DType dtype, DType out, Context& context) {
   static KernelTable<96> table;
   const int index =
@@ -130,7 +102,8 @@ void launch_scan(const Scan& scan, ChunkArguments& arguments, bool only_states, 
   cuda_device::launch(context, kernel, shape, pointers, kLabel);
 }
 
-void launch_join(const Scan& scan, JoinArguments& arguments, Context& context) {
+void launch_join(const Scan& scan, const JoinArguments& join, Context& context) {
+  JoinArguments arguments = join;
   static const std::string kLabel = "linear_attention segments";
   static KernelTable<1> table;
   CUkern_st* kernel = table.get(0, context, join_code);
@@ -143,47 +116,7 @@ void launch_join(const Scan& scan, JoinArguments& arguments, Context& context) {
 }
 
 void run_by_chunks(const Scan& scan, Context& context) {
-  if (scan.sequences * scan.heads == 0) return;
-  const int64_t heads = scan.sequences * scan.heads, processors = std::max(context.info->cuda.multiprocessors, 1);
-  KP_CHECK(heads * 64 < int64_t{1} << 31 && scan.value.sizes[1] < int64_t{1} << 31, "linear_attention: ", heads,
-           " heads of sequences, ", scan.value.sizes[1], " tokens; split the batch");
-  ChunkArguments arguments{};
-  arguments.scan = arguments_of(scan);
-  arguments.segments = 1;
-  cuda_device::encode_tensor_map(heads_first(scan.query), kSm90Chunk, arguments.query.words);
-  cuda_device::encode_tensor_map(heads_first(scan.key), kSm90Chunk, arguments.key.words);
-  cuda_device::encode_tensor_map(heads_first(scan.value), kSm90Chunk, arguments.value.words);
-  const int64_t tiles = divide_up(scan.values(), scan.values() <= 64 ? 64 : 128);
-  const int64_t segments = segments_of(scan, heads * tiles, processors);
-  if (segments > 1) {
-    const auto size = static_cast<size_t>(heads * segments * scan.columns() * scan.values()) * sizeof(float);
-    auto* shares = static_cast<float*>(context.scratch->allocate(size));
-    auto* starts = static_cast<float*>(context.scratch->allocate(size));
-    auto* totals =
-        static_cast<float*>(context.scratch->allocate(static_cast<size_t>(heads * segments) * sizeof(float)));
-    arguments.segments = static_cast<int32_t>(segments);
-    arguments.scan.initial = nullptr;
-    arguments.scan.final = shares;
-    arguments.scan.initial_is_turned = arguments.scan.final_is_turned = false;
-    arguments.totals = totals;
-    launch_scan(scan, arguments, true, context);
-    JoinArguments join{.initial = scan.initial,
-                       .final = scan.final,
-                       .shares = shares,
-                       .totals = totals,
-                       .starts = starts,
-                       .segments = arguments.segments,
-                       .columns = static_cast<int32_t>(scan.columns()),
-                       .values = static_cast<int32_t>(scan.values()),
-                       .backwards = scan.backwards,
-                       .initial_is_turned = scan.initial_is_turned,
-                       .final_is_turned = scan.final_is_turned};
-    launch_join(scan, join, context);
-    arguments.scan.initial = starts;
-    arguments.scan.final = nullptr;
-    arguments.totals = nullptr;
-  }
-  launch_scan(scan, arguments, false, context);
+  run_in_segments(scan, 1, {launch_scan, launch_join}, context);
 }
 
 void run_forward(const Forward& problem, int, Context& context) {
