@@ -87,18 +87,18 @@ __global__ void __launch_bounds__(kLatentThreads, 1)
   if (warpgroup == 2) {
     ptx::setmaxnreg_dec<kLatentCopyRegisters>();
     LatentCopier<kTile, kBoxes> copier(arguments, room);
-    for_each_latent_piece<kTile, kIsCluster>(work, plan, room.piece(),
-                                             [&]() __attribute__((always_inline)) { copier.copy(); });
+    for_each_latent_piece<kTile, kIsCluster>(
+        work, plan, room.piece(), [&]() __attribute__((always_inline)) { copier.copy(); });
   } else {
     ptx::setmaxnreg_inc<kLatentMultiplyRegisters>();
     if (warpgroup == 0) {
       LatentConsumer<Element, kTile, kBoxes, 0> consumer(work, room);
-      for_each_latent_piece<kTile, kIsCluster>(work, plan, room.piece(),
-                                               [&]() __attribute__((always_inline)) { consumer.attend(); });
+      for_each_latent_piece<kTile, kIsCluster>(
+          work, plan, room.piece(), [&]() __attribute__((always_inline)) { consumer.attend(); });
     } else {
       LatentConsumer<Element, kTile, kBoxes, 1> consumer(work, room);
-      for_each_latent_piece<kTile, kIsCluster>(work, plan, room.piece(),
-                                               [&]() __attribute__((always_inline)) { consumer.attend(); });
+      for_each_latent_piece<kTile, kIsCluster>(
+          work, plan, room.piece(), [&]() __attribute__((always_inline)) { consumer.attend(); });
     }
   }
   // A block must not end while the other may still write into its memory or arrive at its barriers.

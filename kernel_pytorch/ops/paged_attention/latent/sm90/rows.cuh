@@ -79,8 +79,7 @@ class LatentTileRows {
         float* to = result + place * kTile.value_size + column;
 #pragma unroll
         for (int i = 0; i < kCount / 4; ++i) {
-          *reinterpret_cast<float2*>(to + 8 * i) =
-              make_float2(output[4 * i + 2 * half], output[4 * i + 2 * half + 1]);
+          *reinterpret_cast<float2*>(to + 8 * i) = make_float2(output[4 * i + 2 * half], output[4 * i + 2 * half + 1]);
         }
       }
     }
