@@ -31,7 +31,7 @@ class LatentTileRows {
   // By both warpgroups; rows past the last are zeros.
   __device__ __forceinline__ void load_queries() const {
     constexpr int kUnits = kTile.size * 2 / 16, kThreadCount = 256;
-#pragma unroll 6
+#pragma unroll 3
     for (int i = static_cast<int>(threadIdx.x); i < kLatentRows * kUnits; i += kThreadCount) {
       const int32_t place = i / kUnits, unit = i % kUnits;
       ptx::Word4 word{};
