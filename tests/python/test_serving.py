@@ -73,6 +73,9 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 128},
     "codegen": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 128},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "num_heads": 4, "window_size": 8},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128},
+    "mpt of 6 heads and clipped": {"d_model": 48, "n_heads": 6, "n_layers": 2, "attn_config": {"clip_qkv": 1.5}},
+    "xglm": {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48},
     "qwen3_moe": {**_HEADS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }
 _FUSED = ("llama", "mistral", "qwen2", "qwen3")
@@ -333,8 +336,7 @@ def test_a_shared_prefix_is_attended_once(counts: list[int]) -> None:
 @pytest.mark.parametrize(
     ("kind", "config", "reason"),
     [
-        ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2}, "does not use Hugging Face's attention interface"),
-        ("xglm", {"d_model": 32, "num_layers": 2, "attention_heads": 4}, "cannot be served over pages"),
+        ("openai-gpt", {"n_embd": 32, "n_layer": 2, "n_head": 4}, "use Hugging Face's attention interface"),
         ("mamba", {}, "cannot be served over pages"),
     ],
 )

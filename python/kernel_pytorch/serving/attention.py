@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..compat._latent import Expansion, gives_rows, latent_rows
@@ -132,8 +133,12 @@ def attention_forward(
     return output[None], None
 
 
-def no_mask(*_: Any, **__: Any) -> None:
+_mask: ContextVar[Tensor | None] = ContextVar("kernel_pytorch_serving_mask", default=None)
+
+
+def no_mask(*_: Any, **__: Any) -> Tensor | None:
     """Pages know what a token sees."""
+    return _mask.get()
 
 
 @contextlib.contextmanager
@@ -146,6 +151,8 @@ def implementation(model: nn.Module, own: Sequence[Any] = (), *, latent: bool = 
     AttentionMaskInterface.register(NAME, no_mask)
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
     before = [(config, config._attn_implementation) for config in configs if hasattr(config, "_attn_implementation")]
+    # A model that does more with the mask than hand it on has one that its layers do not read.
+    mask = _mask.set(torch.zeros(1, 1, 1, 1) if any(layer.wants_mask for layer in own) else None)
     methods_before = [{n: m for n, m in layer.module.__dict__.items() if n == layer.name} for layer in own]
     try:
         for config, _ in before:
@@ -155,6 +162,7 @@ def implementation(model: nn.Module, own: Sequence[Any] = (), *, latent: bool = 
         with latent_rows(model) if latent else contextlib.nullcontext():
             yield
     finally:
+        _mask.reset(mask)
         for layer, methods in zip(own, methods_before):
             layer.module.__dict__.pop(layer.name, None)
             layer.module.__dict__.update(methods)

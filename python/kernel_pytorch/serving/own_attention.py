@@ -1,5 +1,5 @@
-"""Layers of Hugging Face's that compute attention themselves and not by its interface: Bloom, Falcon, GPT-J, CodeGen
-and GPT-Neo. Each family's function does what its layer does around the scores, and gives the rest to the pages."""
+"""Layers of Hugging Face's that compute attention themselves and not by its interface: Bloom, Falcon, GPT-J, CodeGen,
+GPT-Neo, MPT and XGLM. Each family's function does what its layer does around the scores, and gives the rest to the pages."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class OwnLayer:
     name: str
     function: Callable[..., Any]
     slopes: Tensor | None = None  # of ALiBi: such a layer needs no positions
+    wants_mask: bool = False  # its model does more with the mask than hand it on
 
 
 def own_layers(model: nn.Module) -> list[OwnLayer]:
@@ -86,10 +87,38 @@ def _scores(layer: Any) -> OwnLayer:
     return OwnLayer(layer, "_attn", attend)
 
 
+def _mpt(layer: Any) -> OwnLayer:
+    file: Any = sys.modules[type(layer).__module__]
+    bias: Tensor = file.build_mpt_alibi_tensor(layer.n_heads, 2, device=layer.Wqkv.weight.device)
+    slopes = (bias[:, 0, 1] - bias[:, 0, 0]).float().contiguous()
+
+    def forward(hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        mixed = layer.Wqkv(hidden_states)
+        if layer.clip_qkv:
+            mixed = mixed.clamp(min=-layer.clip_qkv, max=layer.clip_qkv)
+        query, key, value = (x.unflatten(2, (layer.n_heads, -1)).transpose(1, 2) for x in mixed.chunk(3, dim=2))
+        mixed, _weights = attention_forward(layer, query, key, value, None, layer.softmax_scale, alibi_slopes=slopes)
+        return layer.out_proj(mixed.flatten(2)), None
+
+    return OwnLayer(layer, "forward", forward, slopes, wants_mask=True)
+
+
+def _xglm(layer: Any) -> OwnLayer:
+    def forward(hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        parts = (projection(hidden_states) for projection in (layer.q_proj, layer.k_proj, layer.v_proj))
+        query, key, value = (x.unflatten(2, (layer.num_heads, -1)).transpose(1, 2) for x in parts)
+        mixed, _weights = attention_forward(layer, query, key, value, None, layer.scaling)
+        return layer.out_proj(mixed.flatten(2)), None
+
+    return OwnLayer(layer, "forward", forward)
+
+
 _FAMILIES: dict[str, Callable[[Any], OwnLayer]] = {
     "BloomAttention": _bloom,
     "FalconAttention": _falcon,
     "GPTJAttention": _scores,
     "CodeGenAttention": _scores,
     "GPTNeoSelfAttention": _scores,
+    "MptAttention": _mpt,
+    "XGLMAttention": _xglm,
 }

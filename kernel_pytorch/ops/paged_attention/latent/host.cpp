@@ -42,10 +42,9 @@ Tile tile_of(const Attend& problem, int config) {
 
 registry::Support supports(const Latent& problem, const DeviceInfo& device) {
   if (const char* obstacle = latent_obstacle(problem, device)) return registry::Support::no(obstacle);
-  return registry::Support::unless(latent_shared_bytes(tile_of(attend_of(problem), 0)) >
-                                           device.cuda.shared_bytes_per_block
-                                       ? kLittleShared
-                                       : nullptr);
+  return registry::Support::unless(
+      latent_shared_bytes(tile_of(attend_of(problem), 0)) > device.cuda.shared_bytes_per_block ? kLittleShared
+                                                                                               : nullptr);
 }
 
 std::vector<std::string> configs(const Latent& problem, const DeviceInfo& device) {

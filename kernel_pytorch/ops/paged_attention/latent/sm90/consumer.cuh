@@ -87,8 +87,9 @@ class LatentConsumer : LatentTileRows<Element, kTile> {
 
   template <int kFirst, int kLast>
   __device__ __forceinline__ void issue_scores(bool accumulate) {
-    tile::multiply<ScoreMma, ByColumns, ByColumns, kLast, kFirst>(scores_, ByColumns::base(LatentRoom::described(room_.queries())),
-                                                                  ByColumns::base(LatentRoom::described(room_.keys(kGroup))), accumulate);
+    tile::multiply<ScoreMma, ByColumns, ByColumns, kLast, kFirst>(
+        scores_, ByColumns::base(LatentRoom::described(room_.queries())),
+        ByColumns::base(LatentRoom::described(room_.keys(kGroup))), accumulate);
   }
   __device__ __forceinline__ void issue_early_scores() {
     ptx::wgmma_fence();
@@ -132,8 +133,8 @@ class LatentConsumer : LatentTileRows<Element, kTile> {
   }
   __device__ __forceinline__ void issue_other_values() {
     ptx::wgmma_fence();
-    tile::multiply<OutputMma, ByColumns, ByRows, kValueSteps>(output_, ByColumns::base(LatentRoom::described(room_.rope(1 - kGroup))),
-                                                              values(1 - kGroup), true);
+    tile::multiply<OutputMma, ByColumns, ByRows, kValueSteps>(
+        output_, ByColumns::base(LatentRoom::described(room_.rope(1 - kGroup))), values(1 - kGroup), true);
     ptx::wgmma_commit_group();
   }
 

@@ -1,5 +1,5 @@
-// The warps that copy latent rows and rope rows into swizzled chunks. By the page table, 16 bytes a thread: pages of any
-// size, and keys that are not there become zeros; each warp has a quarter of the keys of both blocks of a step. In
+// The warps that copy latent rows and rope rows into swizzled chunks. By the page table, 16 bytes a thread: pages of
+// any size, and keys that are not there become zeros; each warp has a quarter of the keys of both blocks of a step. In
 // boxes, by the copy engine: pages of a multiple of 64 keys, where a step ends before the request does; the rest of a
 // last page may be NaN, and goes the other way. Of a cluster each block reads half of the boxes, for both.
 #pragma once
@@ -37,7 +37,9 @@ class LatentCopier {
   }
 
  private:
-  __device__ __forceinline__ int32_t lane() const { return static_cast<int32_t>(threadIdx.x % 32); }
+  __device__ __forceinline__ int32_t lane() const {
+    return static_cast<int32_t>(threadIdx.x % 32);
+  }
   __device__ __forceinline__ int32_t first_row() const {
     return static_cast<int32_t>(threadIdx.x / 32) % kLatentCopyWarps * kKeys;
   }
@@ -81,7 +83,9 @@ class LatentCopier {
   }
 
   // The second part of a block that comes has its rope columns.
-  static constexpr bool has_rope(LatentPart part) { return part == kFirstRight || part == kSecondLeft; }
+  static constexpr bool has_rope(LatentPart part) {
+    return part == kFirstRight || part == kSecondLeft;
+  }
   // With the part that comes first: whoever reads it has given that part back.
   template <LatentPart kPart, int kBlock>
   __device__ __forceinline__ void note_presence(uint32_t there) const {

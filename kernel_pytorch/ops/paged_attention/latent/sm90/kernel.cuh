@@ -24,9 +24,10 @@ __device__ __forceinline__ void synchronize_blocks() {
 // that follow one another have the same workers, each with its 64 rows of the tile. The blocks of a cluster take every
 // piece, with rows or without, since each copies for both.
 template <Tile kTile, bool kIsCluster, class Take>
-__device__ __forceinline__ void for_each_latent_piece(const WorkArguments& work, const int64_t* plan,
-                                                      LatentPiece& piece, const Take& take) {
+__device__ __forceinline__ void for_each_latent_piece(const WorkArguments& work, const LatentRoom& room,
+                                                      const Take& take) {
   constexpr int kShare = latent_share(kTile);
+  LatentPiece& piece = room.piece();
   const bool writes = threadIdx.x % 32 == 0;
   if (writes) {
     piece.next_unit = 0;
@@ -35,6 +36,7 @@ __device__ __forceinline__ void for_each_latent_piece(const WorkArguments& work,
 #pragma unroll 1
   while (true) {
     __syncwarp();
+    const int64_t* plan = work.plan != nullptr ? work.plan : room.shared().plan;
     const Workers workers(work, plan);
     const int64_t worker = piece.next_worker;
     if (worker >= workers.count) break;
@@ -81,24 +83,24 @@ __global__ void __launch_bounds__(kLatentThreads, 1)
   }
   tile::wait_for_earlier_kernels();
   tile::let_next_kernel_start();
-  const int64_t* plan = plan_of<kTile>(work, shared.plan);
+  plan_of<kTile>(work, shared.plan);
   synchronize_blocks<kIsCluster>();
   const int32_t warpgroup = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x / 128), 0);
   if (warpgroup == 2) {
     ptx::setmaxnreg_dec<kLatentCopyRegisters>();
     LatentCopier<kTile, kBoxes> copier(arguments, room);
-    for_each_latent_piece<kTile, kIsCluster>(work, plan, room.piece(),
-                                             [&]() __attribute__((always_inline)) { copier.copy(); });
+    for_each_latent_piece<kTile, kIsCluster>(
+        work, room, [&]() __attribute__((always_inline)) { copier.copy(); });
   } else {
     ptx::setmaxnreg_inc<kLatentMultiplyRegisters>();
     if (warpgroup == 0) {
       LatentConsumer<Element, kTile, kBoxes, 0> consumer(work, room);
-      for_each_latent_piece<kTile, kIsCluster>(work, plan, room.piece(),
-                                               [&]() __attribute__((always_inline)) { consumer.attend(); });
+      for_each_latent_piece<kTile, kIsCluster>(
+          work, room, [&]() __attribute__((always_inline)) { consumer.attend(); });
     } else {
       LatentConsumer<Element, kTile, kBoxes, 1> consumer(work, room);
-      for_each_latent_piece<kTile, kIsCluster>(work, plan, room.piece(),
-                                               [&]() __attribute__((always_inline)) { consumer.attend(); });
+      for_each_latent_piece<kTile, kIsCluster>(
+          work, room, [&]() __attribute__((always_inline)) { consumer.attend(); });
     }
   }
   // A block must not end while the other may still write into its memory or arrive at its barriers.

@@ -31,7 +31,7 @@ class LatentTileRows {
   // By both warpgroups; rows past the last are zeros.
   __device__ __forceinline__ void load_queries() const {
     constexpr int kUnits = kTile.size * 2 / 16, kThreadCount = 256;
-#pragma unroll 6
+#pragma unroll 3
     for (int i = static_cast<int>(threadIdx.x); i < kLatentRows * kUnits; i += kThreadCount) {
       const int32_t place = i / kUnits, unit = i % kUnits;
       ptx::Word4 word{};
@@ -79,8 +79,7 @@ class LatentTileRows {
         float* to = result + place * kTile.value_size + column;
 #pragma unroll
         for (int i = 0; i < kCount / 4; ++i) {
-          *reinterpret_cast<float2*>(to + 8 * i) =
-              make_float2(output[4 * i + 2 * half], output[4 * i + 2 * half + 1]);
+          *reinterpret_cast<float2*>(to + 8 * i) = make_float2(output[4 * i + 2 * half], output[4 * i + 2 * half + 1]);
         }
       }
     }

@@ -6,9 +6,9 @@
 
 namespace kernel_pytorch::paged_attention {
 
-inline constexpr int kLatentRows = 64;         // of queries, of a block
-inline constexpr int kLatentKeys = 64;         // of a block of keys; a step is two of them
-inline constexpr int kLatentValueChunks = 8;   // of 64 columns
+inline constexpr int kLatentRows = 64;        // of queries, of a block
+inline constexpr int kLatentKeys = 64;        // of a block of keys; a step is two of them
+inline constexpr int kLatentValueChunks = 8;  // of 64 columns
 inline constexpr int kLatentCopyWarps = 4;
 inline constexpr int kLatentThreads = 3 * 128;  // two warpgroups multiply, one copies
 inline constexpr int kLatentChunkBytes = kLatentRows * 128;
