@@ -80,6 +80,7 @@ int64_t flops(const Product& problem) {
 constexpr const char* kShapes = R"(
     fp32 bf16 fp16: 1x128x256x64 1x67x130x37 2x200x136x264 order=nn,nt,tn,tt; 1x1,2,3,5,8,15,17x328x520 order=nt
     1x3x136x1100 1x600x3x100 1x1x1x1 1x0x8x8; 1x7x9x0 bias=1 residual=1 row_sums=1; 1x520x512x1088 order=nt
+    1x330x40x1030 order=nt bias=1 residual=1
     2x600x72x100 order=nt bias=1  # rows are what many workers can share
     3x40x72x56 expand_b=1 padding=8; 1x72x104x88 padding=3 alpha=0.5 residual=1 beta=-2
     1x130x264x96 activation=gelu,gelu_tanh,silu,relu,relu_squared,sigmoid,tanh bias=1 order=nt preactivation=1

@@ -161,18 +161,19 @@ void quantize(const QuantizePart& part) {
   pack<kFormat>(pairs, part.count, part.codes);
 }
 
-// 16 columns of 4-bit codes at a time: a vector has the values of all 16 codes, and decoding is one shuffle.
-// Returns how many columns of the group are done.
+// The values of the codes of 4 bits.
+alignas(64) constexpr float kE2m1Values[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+alignas(64) constexpr float kIntegers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// kLanes columns of 4-bit codes at a time, where a vector has the values of all codes, or of E2M1's without signs, and
+// decoding is one shuffle. Returns how many columns of the group are done.
 template <Format kFormat>
 KP_PRIMITIVE int64_t dequantize_lanes([[maybe_unused]] const uint8_t* bytes, [[maybe_unused]] int64_t count,
                                       [[maybe_unused]] float scale, [[maybe_unused]] float tensor_scale,
                                       [[maybe_unused]] int32_t zero, [[maybe_unused]] float* values) {
 #if defined(__AVX512F__)
   if constexpr (has_4_bits(kFormat)) {
-    alignas(64) static constexpr float kE2m1Values[] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
-                                                        -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
-    alignas(64) static constexpr float kIntegers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    cpu::Vec table = cpu::load(is_integer(kFormat) ? kIntegers : kE2m1Values);
+    Vec table = cpu::load(is_integer(kFormat) ? kIntegers : kE2m1Values);
     if constexpr (is_integer(kFormat)) table -= static_cast<float>(zero);
     table *= scale;
     if constexpr (kFormat == Format::kNvfp4) table *= tensor_scale;
@@ -182,10 +183,26 @@ KP_PRIMITIVE int64_t dequantize_lanes([[maybe_unused]] const uint8_t* bytes, [[m
       uint64_t eight;
       __builtin_memcpy(&eight, bytes + i / 2, 8);
       const __m128i loaded = _mm_cvtsi64_si128(static_cast<int64_t>(eight));
-      const auto twice = cpu::widen_bits(reinterpret_cast<cpu::VecU8>(_mm_unpacklo_epi8(loaded, loaded)));
-      cpu::VecU shifts;
+      const auto twice = cpu::widen_bits(reinterpret_cast<VecU8>(_mm_unpacklo_epi8(loaded, loaded)));
+      VecU shifts;
       for (int j = 0; j < kLanes; ++j) shifts[j] = j % 2 * 4;  // a constant
-      cpu::store(values + i, __builtin_shuffle(table, reinterpret_cast<cpu::VecI>(twice >> shifts)));
+      cpu::store(values + i, __builtin_shuffle(table, reinterpret_cast<VecI>(twice >> shifts)));
+    }
+    return i;
+  }
+#elif defined(__AVX2__)
+  if constexpr (is_e2m1(kFormat)) {
+    Vec table = cpu::load(kE2m1Values) * scale;
+    if constexpr (kFormat == Format::kNvfp4) table *= tensor_scale;
+    alignas(32) static constexpr uint32_t kShifts[] = {0, 4, 8, 12, 16, 20, 24, 28};
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      uint32_t word;
+      __builtin_memcpy(&word, bytes + i / 2, 4);
+      const VecU codes = cpu::broadcast(word) >> cpu::load_storage<VecU>(kShifts);
+      const __m256 magnitudes =
+          _mm256_permutevar8x32_ps(reinterpret_cast<__m256>(table), reinterpret_cast<__m256i>(codes));
+      cpu::store(values + i, cpu::from_bits(reinterpret_cast<VecU>(magnitudes) ^ (codes & 8u) << 28));
     }
     return i;
   }
@@ -193,18 +210,30 @@ KP_PRIMITIVE int64_t dequantize_lanes([[maybe_unused]] const uint8_t* bytes, [[m
   return 0;
 }
 
+// The scales of a part's groups.
+template <Format kFormat>
+KP_PRIMITIVE void load_scales(const DequantizePart& part, float* scales) {
+  const int64_t groups = (part.count + part.group - 1) / part.group;
+  for (int64_t i = 0; i < groups; i += kLanes) {
+    const int64_t left = groups - i < kLanes ? groups - i : kLanes;
+    const auto stored = cpu::load_storage_partial<VecU8, 1>(part.scale_bytes + i, left);
+    if constexpr (kFormat == Format::kNvfp4) {
+      cpu::store(scales + i, cpu::float8_e4m3_to_float(stored));
+    } else {
+      const VecU bytes = cpu::widen_bits(stored);
+      const VecU powers = cpu::select(bytes == 0u, cpu::broadcast(0x00400000u), bytes << 23);
+      cpu::store(scales + i, cpu::from_bits(cpu::select(bytes == 0xffu, cpu::broadcast(kNaNBits), powers)));
+    }
+  }
+}
+
 template <Format kFormat>
 void dequantize(const DequantizePart& part) {
+  alignas(64) float of_bytes[kPartGroups];
+  if constexpr (!is_integer(kFormat)) load_scales<kFormat>(part, of_bytes);
   for (int64_t first = 0, index = 0; first < part.count; first += part.group, ++index) {
     const int64_t count = part.count - first < part.group ? part.count - first : part.group;
-    float scale;
-    if constexpr (is_integer(kFormat)) {
-      scale = part.scales[index];
-    } else if constexpr (kFormat == Format::kNvfp4) {
-      scale = e4m3_value(part.scale_bytes[index]);
-    } else {
-      scale = e8m0_value(part.scale_bytes[index]);
-    }
+    const float scale = is_integer(kFormat) ? part.scales[index] : of_bytes[index];
     const int32_t zero = part.zeros != nullptr ? part.zeros[index] : middle_code(kFormat);
     const uint8_t* bytes = part.codes + code_bytes(kFormat, first);
     float* values = part.values + first;

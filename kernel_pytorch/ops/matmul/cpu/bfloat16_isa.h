@@ -19,9 +19,7 @@ KP_PRIMITIVE cpu::Vec part_of(cpu::Vec v, Part part) {
 // `count` (at most 32) neighbours in memory as bf16, zeros behind them.
 KP_PRIMITIVE cpu::VecU load_words(const BFloat16* from, int64_t count, Part) {
   if (count >= kWords) return cpu::load_storage<cpu::VecU>(from);
-  cpu::VecU words{};
-  if (count > 0) __builtin_memcpy(&words, from, static_cast<size_t>(count) * sizeof(BFloat16));
-  return words;
+  return reinterpret_cast<cpu::VecU>(_mm512_maskz_loadu_epi16(count > 0 ? (1u << count) - 1 : 0, from));
 }
 KP_PRIMITIVE cpu::VecU load_words(const float* from, int64_t count, Part part) {
   if (count >= kWords) {

@@ -50,15 +50,26 @@ void pack_a_rows(const PackTask& task) {
   }
 }
 
+// A few pairs of a few tiles at a time: tiles, and often columns, are multiples of 4 KB apart, so that lines of many of
+// them do not stay in the first cache together.
 template <class T>
 void pack_a_columns(const PackTask& task) {
+  constexpr int64_t kPairsAtOnce = 8, kRowsAtOnce = 16 * kTileRows;
   const T* from = static_cast<const T*>(task.from.data) + task.first + task.step * task.from.column_stride;
   const int64_t pairs = (task.steps + 1) / 2;
-  for (int64_t pair = 0; pair < pairs; ++pair) {
-    for (int64_t row = 0; row < task.count; row += kTileRows) {
+  const auto pack_tile = [&](int64_t row, int64_t begin, int64_t end) {
+    char* to = task.to + row / kTileRows * task.tile_bytes;
+    for (int64_t pair = begin; pair < end; ++pair) {
       const cpu::Pairs found = load_pairs(from + row, task.from.column_stride, pair, task.steps,
                                           smaller(kTileRows, task.count - row), Part::kHigh);
-      store_pairs_of_a(task.to + row / kTileRows * task.tile_bytes + pair * kAStep, found.low, pairs - pair);
+      store_pairs_of_a(to + pair * kAStep, found.low, pairs - pair);
+    }
+  };
+  for (int64_t first = 0; first < task.count; first += kRowsAtOnce) {
+    const int64_t behind = smaller(task.count, first + kRowsAtOnce);
+    for (int64_t pair = 0; pair < pairs; pair += kPairsAtOnce) {
+      for (int64_t row = first; row < behind; row += kTileRows)
+        pack_tile(row, pair, smaller(pairs, pair + kPairsAtOnce));
     }
   }
 }

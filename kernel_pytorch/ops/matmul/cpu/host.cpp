@@ -7,6 +7,8 @@
 namespace kernel_pytorch::matmul {
 namespace {
 
+constexpr const char* kNotThin = "takes at most 16 rows or 16 columns; of bf16 by AVX-512 BF16, not AMX, 64";
+
 const char* obstacle_of(const Product& problem, const DeviceInfo& device) {
   if (problem.up.is_present()) return kOneMatrix;
   return cpu_obstacle(problem.a.dtype, device);
@@ -20,7 +22,7 @@ registry::Support supports_rows(const Product& problem, const DeviceInfo& device
 }
 registry::Support supports_thin(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = obstacle_of(problem, device)) return registry::Support::no(obstacle);
-  if (!is_thin(problem)) return registry::Support::no("takes at most 16 rows or 16 columns");
+  if (!is_thin(problem) && !is_panel(problem, device.cpu.isa)) return registry::Support::no(kNotThin);
   return registry::Support::yes();
 }
 
@@ -94,7 +96,7 @@ void run_pairs(const PairGradient& problem, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("matmul cpu 5");
+  return hash_text("matmul cpu 6");
 }
 
 }  // namespace

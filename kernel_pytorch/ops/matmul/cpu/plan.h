@@ -14,6 +14,8 @@ const char* why_not_rows(const Product& problem, const DeviceInfo& device);
 // At most kThinRows rows or columns.
 void run_thin(const Product& problem, Context& context);
 bool is_thin(const Product& problem);
+// Up to 64 of bf16, which dot products of pairs take at once.
+bool is_panel(const Product& problem, CpuIsa isa);
 
 // One matrix of a batch.
 Operand operand_of(const TensorView& view, int64_t batch);

@@ -1,8 +1,10 @@
 // kp-isa: v4bf16
 // Few rows of bf16 times many columns that lie in memory one after the other, with lanes that multiply pairs: both are
 // read as they lie, nothing is widened or packed. Eight columns are dot products with two rows at a time, and stay in
-// the first cache for the next two rows, while the columns after them are asked for.
+// the first cache for the next two rows, while the columns after them are asked for. From 17 rows on these are packed,
+// and lanes are rows: a word of a column is multiplied with all of them.
 #include "kernel_pytorch/cpu/bfloat16_pairs.h"
+#include "kernel_pytorch/cpu/pair_product.h"
 #include "kernel_pytorch/ops/matmul/cpu/bfloat16_isa.h"
 #include "kernel_pytorch/ops/matmul/cpu/epilogue_isa.h"
 #include "kernel_pytorch/ops/matmul/cpu/thin_dots.h"
@@ -111,6 +113,49 @@ void multiply_thin_dots(const ThinDotsTask& task) {
   int64_t column = 0;
   for (; column + kColumnsAtOnce <= task.columns; column += kColumnsAtOnce) dot_rows<kColumnsAtOnce>(task, column);
   for (; column < task.columns; ++column) dot_rows<1>(task, column);
+}
+
+void pack_panel(const PanelTask& task) {
+  const auto* from = static_cast<const uint16_t*>(task.from.data);
+  const int64_t row_stride = task.from.row_stride, step_stride = task.from.column_stride;
+  for (int64_t pair = 0; pair < task.steps / 2; ++pair) {
+    uint32_t* to = task.to + pair * task.padded;
+    const uint16_t* own = from + 2 * pair * step_stride;
+    for (int64_t i = 0; i < task.count; ++i, own += row_stride) to[i] = own[0] | uint32_t{own[step_stride]} << 16;
+    for (int64_t i = task.count; i < task.padded; ++i) to[i] = 0;
+  }
+}
+
+void multiply_panel(const PanelDotsTask& task) {
+  constexpr int64_t kPanelSteps = 1024;  // of the few, 128 KB of the second cache
+  const auto* many = static_cast<const uint32_t*>(task.many.data);
+  const int64_t stride = task.many.column_stride / 2, last = task.columns - cpu::kTileRows;
+  for (int64_t begin = 0; begin < task.steps; begin += kPanelSteps) {
+    const int64_t pairs = smaller(kPanelSteps, task.steps - begin) / 2;
+    const uint32_t* few = task.few + begin / 2 * task.padded;
+    for (int64_t column = 0; column < task.columns; column += cpu::kTileRows) {
+      const cpu::PairsOfA own{many + smaller(column, last) * stride + begin / 2, stride, 1};
+      const cpu::ProductC sums{task.sums + column * task.padded, task.padded};
+      cpu::with_vectors(task.padded / kLanes, [&]<int kVectors>() {
+        cpu::multiply_pair_tile<kVectors>(own, few, task.padded, pairs, sums, begin > 0);
+      });
+    }
+  }
+  // The last tile began where it ends with the last column.
+  const int64_t rest = task.columns % cpu::kTileRows, again = (cpu::kTileRows - rest) % cpu::kTileRows;
+  float* to = task.sums + (task.columns - rest) * task.padded;
+  for (int64_t i = 0; again > 0 && i < rest * task.padded; ++i) to[i] = to[i + again * task.padded];
+}
+
+void turn_panel(const float* from, int64_t padded, int64_t columns, float* to, int64_t to_stride) {
+  for (int64_t column = 0; column < columns; column += kLanes) {
+    for (int64_t row = 0; row < padded; row += kLanes) {
+      Vec lanes[kLanes];
+      for (int i = 0; i < kLanes; ++i) lanes[i] = cpu::load(from + (column + i) * padded + row);
+      cpu::transpose(lanes);
+      for (int i = 0; i < kLanes; ++i) cpu::store(to + (row + i) * to_stride + column, lanes[i]);
+    }
+  }
 }
 
 }  // namespace kernel_pytorch::matmul::KP_ISA_NAMESPACE

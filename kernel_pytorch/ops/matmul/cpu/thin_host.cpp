@@ -1,6 +1,6 @@
 // The host side of products with few rows or few columns: the few are widened once (bf16 that lanes multiply in pairs
 // is read as it lies), tasks take some of the many. Where the columns are the few, the product is taken transposed and
-// its sums are turned before the epilogue.
+// its sums are turned before the epilogue. 17 to 64 rows or columns of bf16 are packed, and the many read as they lie.
 #include <algorithm>
 
 #include "kernel_pytorch/base/element.h"
@@ -68,6 +68,64 @@ void multiply_dots([[maybe_unused]] const ThinDotsTask& task) {
 #endif
 }
 
+int64_t padded_rows(int64_t count) {
+  return (count + 15) / 16 * 16;
+}
+
+// Where `few` rows are packed and the many are not. Columns of a task; what would be less than a tile joins the last.
+struct PanelPlan {
+  ThinPlan of;
+  int64_t padded, chunks;
+};
+PanelPlan panel_plan_of(const Product& problem, const Context& context) {
+  const Sizes sizes = sizes_of(problem);
+  const bool rows = sizes.m <= kPanelRows;
+  const int64_t few = rows ? sizes.m : sizes.n, many = rows ? sizes.n : sizes.m;
+  const int64_t threads = context.threads == nullptr ? 1 : context.threads->count();
+  const int64_t chunk = many * sizes.batch >= threads * 4 * 96 ? 96 : 48;
+  return {{rows, few, many, sizes.k, chunk},
+          padded_rows(few),
+          std::max<int64_t>(many / chunk + (many % chunk >= 6 ? 1 : 0), 1)};
+}
+
+void run_panel([[maybe_unused]] const Product& problem, [[maybe_unused]] Context& context) {
+#if defined(__x86_64__)
+  const Sizes sizes = sizes_of(problem);
+  const PanelPlan panel = panel_plan_of(problem, context);
+  const ThinPlan& plan = panel.of;
+  const auto finish = KP_AT_CPU_LEVEL(context.info->cpu.isa, finish_rows);
+  const int64_t panel_words = plan.k / 2 * panel.padded;
+  auto* packed = static_cast<uint32_t*>(
+      context.scratch->allocate(static_cast<size_t>(sizes.batch * panel_words) * sizeof(uint32_t)));
+  for (int64_t batch = 0; batch < sizes.batch; ++batch) {
+    isa_v4bf16::pack_panel(
+        {few_of(problem, plan, batch), plan.few, plan.k, panel.padded, packed + batch * panel_words});
+  }
+  const int64_t tasks = sizes.batch * panel.chunks, most = plan.chunk + 16;  // of which whole vectors are turned
+  const int64_t threads = context.threads == nullptr ? 1 : context.threads->count();
+  const int64_t workers = std::min(threads, tasks), buffer_floats = 2 * most * panel.padded;
+  auto* buffers =
+      static_cast<float*>(context.scratch->allocate(static_cast<size_t>(workers * buffer_floats) * sizeof(float)));
+  TaskQueue queue(tasks);
+  parallel_for(context.threads, workers, [&](int64_t worker) {
+    float *sums = buffers + worker * buffer_floats, *turned = sums + most * panel.padded;
+    for (int64_t task; (task = queue.take()) >= 0;) {
+      const int64_t batch = task / panel.chunks, chunk = task % panel.chunks, first = chunk * plan.chunk;
+      const int64_t count = (chunk + 1 == panel.chunks ? plan.many : first + plan.chunk) - first;
+      Operand many = many_of(problem, plan, batch);
+      many.data = static_cast<const char*>(many.data) + first * many.column_stride * size_of(many.dtype);
+      isa_v4bf16::multiply_panel({packed + batch * panel_words, panel.padded, many, plan.k, count, sums});
+      if (!plan.few_are_rows) {
+        finish({sums, panel.padded, count, plan.few, epilogue_of(problem, batch, first, 0)});
+        continue;
+      }
+      isa_v4bf16::turn_panel(sums, panel.padded, count, turned, most);
+      finish({turned, most, plan.few, count, epilogue_of(problem, batch, 0, first)});
+    }
+  });
+#endif
+}
+
 }  // namespace
 
 bool is_thin(const Product& problem) {
@@ -75,10 +133,29 @@ bool is_thin(const Product& problem) {
   return sizes.m <= kThinRows || sizes.n <= kThinRows;
 }
 
+// 17 to 64 rows of bf16 (or columns), and many with neighbours along k in whole words. AMX has tiles for these.
+bool is_panel([[maybe_unused]] const Product& problem, [[maybe_unused]] CpuIsa isa) {
+#if defined(__x86_64__)
+  const Sizes sizes = sizes_of(problem);
+  if (is_thin(problem) || isa != CpuIsa::kX86V4Bf16 || problem.a.dtype != DType::kBFloat16) return false;
+  if (std::min(sizes.m, sizes.n) > kPanelRows || sizes.k == 0 || sizes.k % 2 != 0) return false;
+  const ThinPlan plan{.few_are_rows = sizes.m <= kPanelRows, .few = 0, .many = 0, .k = sizes.k, .chunk = 0};
+  for (int64_t batch = 0; batch < sizes.batch; ++batch) {
+    const Operand many = many_of(problem, plan, batch);
+    if (many.row_stride != 1 || many.column_stride % 2 != 0) return false;
+    if (reinterpret_cast<uintptr_t>(many.data) % sizeof(uint32_t) != 0) return false;
+  }
+  return true;
+#else
+  return false;
+#endif
+}
+
 void run_thin(const Product& problem, Context& context) {
   write_row_sums(problem, context);
   const Sizes sizes = sizes_of(problem);
   if (problem.output.element_count() == 0) return;
+  if (is_panel(problem, context.info->cpu.isa)) return run_panel(problem, context);
   const ThinPlan plan = plan_of(problem, context);
   const bool rounds = problem.precision == Precision::kBf16;
   const auto multiply_few = KP_AT_CPU_LEVEL(context.info->cpu.isa, multiply_thin);

@@ -168,9 +168,14 @@ void run_integers([[maybe_unused]] const Product& problem, int, [[maybe_unused]]
   auto* x = static_cast<IntegerUnit*>(context.scratch->allocate(bytes));
   if (rows > m) std::memset(static_cast<void*>(x), 0, bytes);
   for (int64_t i = 0; i < m; ++i) {
-    const bool is_finite = isa_v4vnni::arrange_integers(problem.format, problem.group,
-                                                        problem.x.as<const uint16_t>() + i * problem.x.strides[0],
-                                                        problem.x.dtype == DType::kFloat16, k, x + i, rows);
+    const bool is_finite =
+        isa_v4vnni::arrange_integers({.format = problem.format,
+                                      .group = problem.group,
+                                      .data = problem.x.as<const uint16_t>() + i * problem.x.strides[0],
+                                      .is_half = problem.x.dtype == DType::kFloat16,
+                                      .k = k,
+                                      .rows = m},
+                                     x + i);
     // An infinity would spread over its unit as NaN.
     if (!is_finite) return run(problem, 0, context);
   }
@@ -205,7 +210,7 @@ uint64_t dots_version() {
   return hash_text("quantized_matmul cpu_dots 2");
 }
 uint64_t integers_version() {
-  return hash_text("quantized_matmul cpu_integers 1");
+  return hash_text("quantized_matmul cpu_integers 2");
 }
 
 }  // namespace

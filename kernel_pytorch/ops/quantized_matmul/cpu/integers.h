@@ -12,11 +12,16 @@ constexpr int64_t integer_rows(int64_t rows) {
   return rows <= 2 ? rows : 4;
 }
 
+// Digits of x: with more rows instructions decide and not memory, and what two keep is still 2^-15 of the largest.
+constexpr int integer_digits(int64_t rows) {
+  return rows <= 2 ? 3 : 2;
+}
+
 inline constexpr int64_t kIntegerSums = 4;    // of a row of the weight, with those of x's rows of zeros
 inline constexpr int64_t kUnitColumns = 128;  // whose sums are integers until they meet scales
 
 // Some columns of a row of x as integers of 24 bits, relative to their largest, in three digits of base 256, in the
-// order in which codes are decoded.
+// order in which codes are decoded. Of two digits the lowest is zero.
 struct alignas(64) IntegerUnit {
   int8_t digits[2][3][64];  // the lowest first
   float sums[16];           // of the columns that a lane of 32 bits has
@@ -39,9 +44,16 @@ struct IntegerPart {
 };
 
 namespace isa_v4vnni {
-// A row of x, bf16 or fp16, as units that are `stride` apart. False where it has a NaN or an infinity.
-bool arrange_integers(group_format::Format format, int64_t group, const void* row, bool is_half, int64_t k,
-                      IntegerUnit* to, int64_t stride);
+// A row of x, bf16 or fp16, of how many.
+struct IntegerRow {
+  group_format::Format format;
+  int64_t group;
+  const void* data;
+  bool is_half;
+  int64_t k, rows;
+};
+// As units that are integer_rows(rows) apart. False where it has a NaN or an infinity.
+bool arrange_integers(const IntegerRow& row, IntegerUnit* to);
 void multiply_integers(const IntegerPart& part);
 }  // namespace isa_v4vnni
 

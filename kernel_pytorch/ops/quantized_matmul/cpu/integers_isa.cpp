@@ -1,8 +1,9 @@
 // kp-isa: v4vnni
 // Few rows of x times rows of a weight in few bits, by dot products of bytes. Codes are unsigned bytes as they lie in
-// memory (E2M1: twice the value plus 12, by one shuffle); x is an integer of 24 bits relative to the largest of 64 or
-// 128 columns, in three digits. So 64 weights take three instructions, where floats take three for 16, and sums are
-// exact until a group's end. What is lost of x is what an fp32 sum would lose of its smallest terms.
+// memory (E2M1: twice the value plus 12, by one shuffle); x is an integer of 24 bits relative to the largest of 128
+// columns, in three digits, with more than two rows 16 bits in two. So 64 weights take three instructions, where floats
+// take three for 16, and sums are exact until a group's end. What three digits lose of x is what an fp32 sum would lose
+// of its smallest terms.
 #include "kernel_pytorch/base/float_types.h"
 #include "kernel_pytorch/cpu/load_store.h"
 #include "kernel_pytorch/cpu/vec.h"
@@ -30,11 +31,15 @@ KP_PRIMITIVE int column_of(Format format, int groups, int v, int i) {
 }
 
 template <class T>
-KP_PRIMITIVE bool arrange(Format format, int64_t group, const T* row, int64_t k, IntegerUnit* to, int64_t stride) {
+KP_PRIMITIVE bool arrange(const IntegerRow& source, IntegerUnit* to) {
+  const T* row = static_cast<const T*>(source.data);
+  const Format format = source.format;
+  const int64_t k = source.k, stride = integer_rows(source.rows);
+  const int dropped = 8 * (3 - integer_digits(source.rows));
   uint32_t largest_of_all = 0;
   uint8_t places[128];
   for (int i = 0; i < 128; ++i) {
-    places[i] = static_cast<uint8_t>(column_of(format, static_cast<int>(kUnitColumns / group), i / 64, i % 64));
+    places[i] = static_cast<uint8_t>(column_of(format, static_cast<int>(kUnitColumns / source.group), i / 64, i % 64));
   }
   for (int64_t first = 0; first < k; first += kUnitColumns, to += stride) {
     Vec values[8];
@@ -51,7 +56,7 @@ KP_PRIMITIVE bool arrange(Format format, int64_t group, const T* row, int64_t k,
     for (int i = 0; i < 16; ++i) amax = largest[i] > amax ? largest[i] : amax;
     largest_of_all = amax > largest_of_all ? amax : largest_of_all;
     const int32_t own = static_cast<int32_t>(amax >> 23) - 127, exponent = own < kLeastExponent ? kLeastExponent : own;
-    const Vec factor = cpu::broadcast(from_bits(static_cast<uint32_t>(kIntegerBits - exponent + 127) << 23));
+    const Vec factor = cpu::broadcast(from_bits(static_cast<uint32_t>(kIntegerBits - dropped - exponent + 127) << 23));
     // E2M1's bytes are twice its values.
     const int32_t down = exponent - kIntegerBits - (is_e2m1(format) ? 1 : 0);
     to->scale = from_bits(static_cast<uint32_t>(down + 127) << 23);
@@ -60,8 +65,9 @@ KP_PRIMITIVE bool arrange(Format format, int64_t group, const T* row, int64_t k,
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
       const __m512i integer = _mm512_maskz_cvtps_epi32(cpu::kAllLanes, reinterpret_cast<__m512>(values[i] * factor));
-      _mm512_store_si512(integers + 16 * i, integer);
-      const VecU digit = (reinterpret_cast<VecU>(integer) + 0x808080u) ^ 0x808080u;
+      const VecU whole = reinterpret_cast<VecU>(integer) << dropped;
+      cpu::store_storage(integers + 16 * i, whole);
+      const VecU digit = (whole + 0x808080u) ^ 0x808080u;
       cpu::store_storage(digits[0] + 16 * i, cpu::narrow_to_8(digit & 0xffu));
       cpu::store_storage(digits[1] + 16 * i, cpu::narrow_to_8(digit >> 8 & 0xffu));
       cpu::store_storage(digits[2] + 16 * i, cpu::narrow_to_8(digit >> 16 & 0xffu));
@@ -176,9 +182,10 @@ KP_PRIMITIVE void multiply_unit(const IntegerPart& part, const Walk& walk, const
   }
 #pragma GCC unroll 4
   for (int j = 0; j < kRows; ++j) {
+    constexpr int kLowest = 3 - integer_digits(kRows);
     __m512i sums[kWeights][3];
 #pragma GCC unroll 3
-    for (int digit = 0; digit < 3; ++digit) {
+    for (int digit = kLowest; digit < 3; ++digit) {
       const __m512i first = _mm512_load_si512(x[j].digits[0][digit]);
       const __m512i second = _mm512_load_si512(x[j].digits[1][digit]);
 #pragma GCC unroll 4
@@ -191,8 +198,8 @@ KP_PRIMITIVE void multiply_unit(const IntegerPart& part, const Walk& walk, const
 #pragma GCC unroll 4
     for (int i = 0; i < kWeights; ++i) {
       const VecI upper = (reinterpret_cast<VecI>(sums[i][2]) << 8) + reinterpret_cast<VecI>(sums[i][1]);
-      const VecI lowest = reinterpret_cast<VecI>(sums[i][0]);
-      Vec sum = __builtin_convertvector(upper, Vec) * 256.0f + __builtin_convertvector(lowest, Vec);
+      Vec sum = __builtin_convertvector(upper, Vec) * 256.0f;
+      if constexpr (kLowest == 0) sum += __builtin_convertvector(reinterpret_cast<VecI>(sums[i][0]), Vec);
       if (is_integer(kFormat) && part.zeros != nullptr) {
         sum -= by_lane<kGroups>(groups[i].zeros + group) * of_x;
       } else {
@@ -271,10 +278,8 @@ void multiply_group(const IntegerPart& part) {
 
 }  // namespace
 
-bool arrange_integers(Format format, int64_t group, const void* row, bool is_half, int64_t k, IntegerUnit* to,
-                      int64_t stride) {
-  return is_half ? arrange(format, group, static_cast<const Float16*>(row), k, to, stride)
-                 : arrange(format, group, static_cast<const BFloat16*>(row), k, to, stride);
+bool arrange_integers(const IntegerRow& row, IntegerUnit* to) {
+  return row.is_half ? arrange<Float16>(row, to) : arrange<BFloat16>(row, to);
 }
 
 void multiply_integers(const IntegerPart& part) {
