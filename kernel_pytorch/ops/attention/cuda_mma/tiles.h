@@ -46,15 +46,19 @@ int tile_for(const Tiles& tiles, int64_t size, int64_t value_size) {
   return -1;
 }
 
-inline constexpr int kAmdSlice = 128;
+inline constexpr int kAmdSlice = 128, kAmdColumns = 32;
 
 // A tile that needs less shared memory, where the device's blocks have less than the tile was chosen for: shorter steps
-// first, then one of them at a time, then fewer rows. On AMD's GPUs a block computes fewer columns at a time, of one
-// block of rows: what HIPRTC makes of more spills, or keeps sums in memory.
+// first, then one of them at a time, then fewer rows. On AMD's GPUs a block computes fewer columns at a time, in
+// shorter steps, of one block of rows: of more HIPRTC 5.2 keeps sums or scores in memory.
 template <class Bytes>
 MmaTile fitted(MmaTile tile, const DeviceInfo& device, const Bytes& bytes, int amd_slice) {
   const auto is_too_large = [&] { return bytes(tile) > device.cuda.shared_bytes_per_block; };
-  if (device.is_amd()) tile.row_blocks = 1, tile.slice = std::min(tile.slice, amd_slice);
+  if (device.is_amd()) {
+    tile.row_blocks = 1;
+    tile.columns = std::min(tile.columns, kAmdColumns);
+    tile.slice = std::min(tile.slice, amd_slice);
+  }
   if (tile.bytes == 4) {
     if (is_too_large() && tile.warps == 8) tile.warps = 4;
     if (is_too_large()) tile.columns = 16, tile.stages = 1;
