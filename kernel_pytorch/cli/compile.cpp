@@ -37,12 +37,18 @@ void show_progress(const jit::CompiledKernel& kernel, int done, int total) {
   if (compile_progress != nullptr) compile_progress->show("compile", done, total, kernel.entry);
 }
 
-// What another compiler or architecture may refuse is in a source's text, of which one instantiation shows most.
-std::vector<DeviceCode> first_of_each_source(const std::vector<DeviceCode>& codes) {
+// What another compiler or architecture may refuse is in a source's text, of which one instantiation shows most: the
+// first that the architecture can run.
+std::vector<DeviceCode> first_of_each_source(const std::vector<DeviceCode>& codes, const std::string& architecture) {
   std::vector<DeviceCode> first;
   for (const DeviceCode& code : codes) {
     const auto is_same = [&code](const DeviceCode& other) { return other.source == code.source; };
-    if (std::none_of(first.begin(), first.end(), is_same)) first.push_back(code);
+    const auto other = std::find_if(first.begin(), first.end(), is_same);
+    if (other == first.end()) {
+      first.push_back(code);
+    } else if (!jit::can_run(*other, architecture) && jit::can_run(code, architecture)) {
+      *other = code;
+    }
   }
   return first;
 }
@@ -64,7 +70,7 @@ bool is_flawed(const jit::CompiledKernel& kernel) {
 
 std::vector<jit::CompiledKernel> compile_with_progress(const CompileArguments& arguments) {
   std::vector<DeviceCode> codes = c_interface::device_code_of(named_operations(arguments.op));
-  if (arguments.sample) codes = first_of_each_source(codes);
+  if (arguments.sample) codes = first_of_each_source(codes, arguments.architecture);
   if (jit::is_amd(arguments.architecture) && !arguments.json) print_refused(codes, arguments.architecture);
   KnownKernels known(arguments.known, arguments.again, arguments.architecture);
   codes = known.left_of(codes);

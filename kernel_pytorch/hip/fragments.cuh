@@ -23,8 +23,9 @@ __device__ __forceinline__ uint32_t of_quad(uint32_t word, int part) {
 }
 
 // For each of the lane's four sums of mma.m16n8 (tile/fragment.cuh) the words of both operands that meet there.
-template <class Add>
-__device__ __forceinline__ void for_each_product(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Add add) {
+template <class Sum, class Add>
+__device__ __forceinline__ void for_each_product(Sum (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                                 Add add) {
   const int lane = static_cast<int>(__lane_id()), column = (lane & 32) + lane % 4 * 8;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -40,6 +41,9 @@ __device__ __forceinline__ void for_each_product(const uint32_t (&a)[4], uint32_
       add(1, upper, right);
       add(2, lower, left);
       add(3, lower, right);
+      // Sums that may wait keep the operands of many products in registers: attention's backward had 512, and spilled.
+#pragma unroll
+      for (Sum& value : sum) keep_here(value);
     }
   }
 }

@@ -59,7 +59,9 @@ __device__ __forceinline__ float subtract(float a, float b) {
 }
 
 // The compiler computes this value here, each time anew.
-__device__ __forceinline__ void keep_here(unsigned& value) {
+template <class Word>
+__device__ __forceinline__ void keep_here(Word& value) {
+  static_assert(sizeof(Word) == 4);
   asm volatile("" : "+v"(value));
 }
 

@@ -7,6 +7,7 @@
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/base/hash.h"
 #include "kernel_pytorch/device/cpu/thread_pool.h"
+#include "kernel_pytorch/device/cuda/capability.h"
 #include "kernel_pytorch/device/parallel.h"
 #include "kernel_pytorch/jit/cubin_cache.h"
 #include "kernel_pytorch/jit/hiprtc.h"
@@ -27,11 +28,23 @@ std::string target_of(const DeviceCode& code, const std::string& architecture) {
   return is_amd(architecture) ? architecture : architecture_for(code, capability_of(architecture));
 }
 
+std::string shared_obstacle(const DeviceCode& code, const CudaCapability& gpu, const std::string& architecture) {
+  const int kib = gpu.shared_kib_per_block;
+  if (kib < code.least_shared_kib) {
+    return concat("blocks of ", architecture, " have ", kib, " KiB of shared memory, and its tiles are larger");
+  }
+  if (kib > code.most_shared_kib) {
+    return concat("blocks of ", architecture, " have ", kib, " KiB of shared memory, and take larger tiles");
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string obstacle(const DeviceCode& code, const std::string& architecture) {
   const std::string needed = concat("sm_", code.minimum_capability);
   if (is_amd(architecture)) {
+    if (const std::string reason = shared_obstacle(code, kAmdGpu, architecture); !reason.empty()) return reason;
     if (code.architecture_specific) return concat("it is written for ", needed, "a alone");
     if (code.minimum_capability >= 90) return concat("it needs what ", needed, " has (clusters, the copy engine)");
     const std::string missing = hip_closure_of(code).missing;
@@ -42,7 +55,8 @@ std::string obstacle(const DeviceCode& code, const std::string& architecture) {
     const bool is_its_own = is_architecture_specific(architecture) && capability == code.minimum_capability;
     return is_its_own ? "" : concat("it is written for ", needed, "a alone");
   }
-  return capability >= code.minimum_capability ? "" : concat("it needs ", needed);
+  if (capability < code.minimum_capability) return concat("it needs ", needed);
+  return shared_obstacle(code, cuda_capability(capability), architecture);
 }
 
 bool can_run(const DeviceCode& code, const std::string& architecture) {

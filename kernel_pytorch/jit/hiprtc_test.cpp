@@ -43,6 +43,16 @@ TEST(HipSources, WhatHasNoCounterpartIsRefusedWithItsName) {
   EXPECT_NE(error_of([&] { compile(code, "gfx90a"); }).find("wgmma.cuh"), std::string::npos);
 }
 
+TEST(HipSources, CodeForOtherSizesOfSharedMemoryIsRefused) {
+  DeviceCode code = generated("", "f");
+  code.least_shared_kib = 99;
+  EXPECT_EQ(obstacle(code, "gfx90a"), "blocks of gfx90a have 64 KiB of shared memory, and its tiles are larger");
+  EXPECT_EQ(obstacle(code, "sm_120a"), "");
+  EXPECT_EQ(obstacle(code, "sm_90a"), "");
+  code.most_shared_kib = 99;
+  EXPECT_EQ(obstacle(code, "sm_90a"), "blocks of sm_90a have 227 KiB of shared memory, and take larger tiles");
+}
+
 TEST(CodeObject, IsReadWithinItsBounds) {
   EXPECT_NE(error_of([] { summarize_code_object("", "f"); }), "");
   EXPECT_NE(error_of([] {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <set>
 
+#include "kernel_pytorch/base/emulation_test.h"
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/device/cuda/paper.h"
 #include "kernel_pytorch/device/workspace.h"
@@ -95,13 +96,15 @@ std::vector<std::string> flaws_of(const PaperLaunch& launch, const CudaCapabilit
 }
 
 TEST(Capabilities, EveryKernelThatSaysYesFits) {
-  int64_t runs = 0;
+  int64_t runs = 0, shapes = 0;
+  const int64_t every = unless_emulated(1, 9);
   for (const CudaCapability* row : rows()) {
     const CudaCapability& capability = *row;
     if (capability.number < 80) continue;
     const DeviceInfo device = gpu_of(capability);
     for (const AnyOperation& operation : operations()) {
       for (ProblemRequest& request : operation.shapes()) {
+        if (shapes++ % every != 0) continue;
         request.device = device.device;
         const auto made = operation.make_on(request, device);
         const auto problem = on_paper(*made, device);
@@ -127,7 +130,7 @@ TEST(Capabilities, EveryKernelThatSaysYesFits) {
       }
     }
   }
-  EXPECT_GT(runs, 10000);
+  EXPECT_GT(runs, 10000 / every);
 }
 
 bool says(const ProblemRequest& request, std::string_view name, std::string_view value) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <random>
 
+#include "kernel_pytorch/base/emulation_test.h"
 #include "kernel_pytorch/base/error.h"
 
 namespace kernel_pytorch::plan {
@@ -95,6 +96,7 @@ class Model {
 };
 
 TEST(PageAllocator, MillionRandomOperationsKeepEveryRequestsTokens) {
+  const int steps = unless_emulated(334'000, 50'000);
   std::mt19937 random(1);
   const auto below = [&](int limit) { return static_cast<int>(random() % static_cast<unsigned>(limit)); };
   int64_t operations = 0;
@@ -105,7 +107,7 @@ TEST(PageAllocator, MillionRandomOperationsKeepEveryRequestsTokens) {
       if (i % 2 == 1) prompts[i].assign(prompts[i - 1].begin(), prompts[i - 1].begin() + 3 * page_size);
       while (static_cast<int>(prompts[i].size()) < 7 * page_size) prompts[i].push_back(below(3));
     }
-    for (int step = 0; step < 334'000 && !testing::Test::HasFatalFailure(); ++step, ++operations) {
+    for (int step = 0; step < steps && !testing::Test::HasFatalFailure(); ++step, ++operations) {
       const auto any = [&] {
         return std::next(model.requests.begin(), below(static_cast<int>(model.requests.size())))->first;
       };
@@ -131,9 +133,9 @@ TEST(PageAllocator, MillionRandomOperationsKeepEveryRequestsTokens) {
     }
     while (!model.requests.empty()) model.release(model.requests.begin()->first);
     EXPECT_EQ(model.allocator.available(), 48);
-    EXPECT_GT(model.allocator.shared_tokens(), 1000);
+    EXPECT_GT(model.allocator.shared_tokens(), unless_emulated(1000, 150));
   }
-  EXPECT_GE(operations, 1'000'000);
+  EXPECT_GE(operations, 3 * steps);
 }
 
 TEST(PageAllocator, SharesFullPagesOfEqualPromptsAlsoAfterRelease) {

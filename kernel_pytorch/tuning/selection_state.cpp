@@ -20,7 +20,6 @@ namespace kernel_pytorch::tuning {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto kStoreReadLimit = std::chrono::milliseconds(100);
 constexpr auto kPollInterval = std::chrono::microseconds(50);
 
 std::atomic<uint64_t> readings_done{0};  // the highest number of a reading that has ended
@@ -71,11 +70,12 @@ uint64_t start_reading(SelectionState& state) {
 }
 
 void wait_for_reading(uint64_t reading) {
-  const auto deadline = Clock::now() + kStoreReadLimit;
+  const int limit = store_read_limit_ms;
+  const auto deadline = Clock::now() + std::chrono::milliseconds(limit);
   while (readings_done.load(std::memory_order_acquire) < reading) {
     if (Clock::now() > deadline) {
       log_once(LogLevel::kWarning, "tuning store slow",
-               concat("tuning: reading ", store_path(), " takes longer than ", kStoreReadLimit.count(),
+               concat("tuning: reading ", store_path(), " takes longer than ", limit,
                       " ms; going on without it until it arrives"));
       return;
     }
@@ -87,6 +87,7 @@ void wait_for_reading(uint64_t reading) {
 
 constinit std::atomic<uint32_t> consult_flags{kStoreUnread};
 constinit std::atomic<uint64_t> generation{1};
+constinit std::atomic<int> store_read_limit_ms{100};
 
 SelectionState& selection_state() {
   static SelectionState* state = [] {

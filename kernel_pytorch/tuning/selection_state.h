@@ -55,12 +55,15 @@ SelectionState& selection_state();
 extern std::atomic<uint32_t> consult_flags;
 extern std::atomic<uint64_t> generation;
 
+// How long the first call of a process waits for the store; tests on an emulated processor wait longer.
+extern std::atomic<int> store_read_limit_ms;
+
 // Adds rows of the store to tier 4; what this process measured itself stays in front of them.
 void merge_stored_locked(SelectionState& state, const std::vector<StoredMeasurement>& rows);
 // Drops what is in memory for an op (empty: every op).
 void forget_measured(std::string_view op);
 
-// Starts reading the store if that has not begun, and waits for it for at most 100 ms.
+// Starts reading the store if that has not begun, and waits for it for at most store_read_limit_ms.
 void read_store_once();
 
 }  // namespace kernel_pytorch::tuning

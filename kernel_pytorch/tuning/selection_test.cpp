@@ -153,6 +153,7 @@ TEST_F(Selection, AStoreThatDoesNotAnswerCostsACallTheLimitOnceAndIsMergedLater)
   blocker.query_text("PRAGMA journal_mode=DELETE");
   blocker.execute("BEGIN EXCLUSIVE");
   forget_memory();
+  const int usual_limit = store_read_limit_ms.exchange(100);
   const auto start = std::chrono::steady_clock::now();
   EXPECT_FALSE(anything_to_consult());
   const auto first_call = std::chrono::steady_clock::now() - start;
@@ -160,6 +161,7 @@ TEST_F(Selection, AStoreThatDoesNotAnswerCostsACallTheLimitOnceAndIsMergedLater)
   EXPECT_LT(first_call, std::chrono::seconds(2));
   EXPECT_FALSE(anything_to_consult());
   EXPECT_LT(std::chrono::steady_clock::now() - start - first_call, std::chrono::milliseconds(50));
+  store_read_limit_ms = usual_limit;
   blocker.execute("COMMIT");
   const auto is_late = [&] { return std::chrono::steady_clock::now() - start > std::chrono::seconds(20); };
   while (!anything_to_consult() && !is_late()) std::this_thread::sleep_for(std::chrono::milliseconds(5));

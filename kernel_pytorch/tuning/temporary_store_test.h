@@ -16,13 +16,19 @@
 #include <string>
 #include <vector>
 
+#include "kernel_pytorch/base/emulation_test.h"
 #include "kernel_pytorch/base/log.h"
 #include "kernel_pytorch/base/options.h"
 #include "kernel_pytorch/tuning/row_check.h"
 #include "kernel_pytorch/tuning/selection.h"
+#include "kernel_pytorch/tuning/selection_state.h"
 #include "kernel_pytorch/tuning/store.h"
 
 namespace kernel_pytorch::tuning {
+
+// Before any test begins, in children too: an emulator translates SQLite while it reads the store for the first time.
+constexpr int kEmulatedReadLimitMs = 20'000;
+inline const bool kWaitsLonger = is_emulated() && store_read_limit_ms.exchange(kEmulatedReadLimitMs) != 0;
 
 class TemporaryStore : public ::testing::Test {
  protected:

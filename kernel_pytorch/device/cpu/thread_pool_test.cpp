@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernel_pytorch/base/emulation_test.h"
 #include "kernel_pytorch/base/options.h"
 #include "kernel_pytorch/device/parallel.h"
 
@@ -135,20 +136,15 @@ TEST(ThreadPool, SurvivesFork) {
   Threads& before_fork = own_threads();
   ASSERT_TRUE(pool_works());
   for (int round = 0; round < 5; ++round) {
-    const pid_t child = fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
+    const pid_t child = fork_and_run([&] {
       alarm(60);                                              // a hang is a failure, not a hang
       const bool same_face = &own_threads() == &before_fork;  // a context made before fork() still points to it
-      const bool grandchild_works = [] {
-        if (!pool_works()) return false;
-        const pid_t grandchild = fork();
-        if (grandchild == 0) _exit(pool_works() ? 0 : 1);
-        int status = 1;
-        return waitpid(grandchild, &status, 0) == grandchild && status == 0;
-      }();
-      _exit(same_face && grandchild_works ? 0 : 1);
-    }
+      if (!same_face || !pool_works()) return 1;
+      const pid_t grandchild = fork_and_run([] { return pool_works() ? 0 : 1; });
+      int status = 1;
+      return waitpid(grandchild, &status, 0) == grandchild && status == 0 ? 0 : 1;
+    });
+    ASSERT_GE(child, 0);
     int status = 1;
     ASSERT_EQ(waitpid(child, &status, 0), child);
     EXPECT_EQ(status, 0);
@@ -162,12 +158,11 @@ TEST(ThreadPool, ForkWhileOtherThreadsUseThePool) {
     while (!stop.load()) pool_works();
   });
   for (int round = 0; round < 10; ++round) {
-    const pid_t child = fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
+    const pid_t child = fork_and_run([] {
       alarm(60);
-      _exit(pool_works() ? 0 : 1);
-    }
+      return pool_works() ? 0 : 1;
+    });
+    ASSERT_GE(child, 0);
     int status = 1;
     ASSERT_EQ(waitpid(child, &status, 0), child);
     EXPECT_EQ(status, 0) << "round " << round;
@@ -191,15 +186,14 @@ TEST(ThreadPool, ThreadsSleepWhenThereIsNothingToDo) {
 }
 
 TEST(ThreadPool, WidthComesFromTheOptions) {
-  const pid_t child = fork();  // a new process has a new pool
-  ASSERT_GE(child, 0);
-  if (child == 0) {
+  const pid_t child = fork_and_run([] {  // a new process has a new pool
     alarm(60);
     Options wide = options();
     wide.threads = 7;
     set_options_for_process(wide);
-    _exit(own_threads().count() == 7 && calls_per_worker(own_threads(), 7) == std::vector<int>(7, 1) ? 0 : 1);
-  }
+    return own_threads().count() == 7 && calls_per_worker(own_threads(), 7) == std::vector<int>(7, 1) ? 0 : 1;
+  });
+  ASSERT_GE(child, 0);
   int status = 1;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);

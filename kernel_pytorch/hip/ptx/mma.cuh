@@ -9,7 +9,7 @@ namespace kernel_pytorch::ptx {
 
 __device__ __forceinline__ void mma_m16n8k16_f32_bf16(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
                                                       uint32_t b1) {
-  hip::for_each_product(a, b0, b1, [&](int i, uint32_t left, uint32_t right) {
+  hip::for_each_product(sum, a, b0, b1, [&](int i, uint32_t left, uint32_t right) {
     sum[i] = fmaf(__uint_as_float(left << 16), __uint_as_float(right << 16), sum[i]);
     sum[i] = fmaf(__uint_as_float(left & 0xffff0000u), __uint_as_float(right & 0xffff0000u), sum[i]);
   });
@@ -17,7 +17,7 @@ __device__ __forceinline__ void mma_m16n8k16_f32_bf16(float (&sum)[4], const uin
 
 __device__ __forceinline__ void mma_m16n8k16_f32_f16(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
                                                      uint32_t b1) {
-  hip::for_each_product(a, b0, b1, [&](int i, uint32_t left, uint32_t right) {
+  hip::for_each_product(sum, a, b0, b1, [&](int i, uint32_t left, uint32_t right) {
     sum[i] = fmaf(cvt_f32_f16(static_cast<uint16_t>(left)), cvt_f32_f16(static_cast<uint16_t>(right)), sum[i]);
     sum[i] = fmaf(cvt_f32_f16(left >> 16), cvt_f32_f16(right >> 16), sum[i]);
   });

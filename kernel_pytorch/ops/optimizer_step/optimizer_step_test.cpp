@@ -125,7 +125,7 @@ TEST(OptimizerStep, MastersOf24BitsAreExact) {
     corrections[i] = static_cast<int8_t>(is_number ? master >> 8 : 0);
   }
   const std::vector<char> kept_weights(reinterpret_cast<char*>(weights), reinterpret_cast<char*>(weights + (1 << 16)));
-  const std::vector<char> kept_corrections(corrections, corrections + (1 << 16));
+  const std::vector<int8_t> kept_corrections(corrections, corrections + (1 << 16));
   list.run(context);
   EXPECT_TRUE(std::equal(kept_weights.begin(), kept_weights.end(), reinterpret_cast<char*>(weights)));
   EXPECT_TRUE(std::equal(kept_corrections.begin(), kept_corrections.end(), corrections));

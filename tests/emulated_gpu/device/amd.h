@@ -27,7 +27,8 @@ inline void __builtin_amdgcn_wave_barrier() {
   emulated_sync_warp(0xffffffffu);
 }
 namespace kernel_pytorch::hip {
-inline void keep_here(unsigned&) {}
+template <class Word>
+inline void keep_here(Word&) {}
 inline void synchronise_wave() {
   emulated_named_barrier(1 + static_cast<int>(emulated_thread.x / 64), 64, 1);
 }

@@ -5,8 +5,9 @@
 #include <random>
 #include <set>
 
+#include "kernel_pytorch/jit/jit.h"
 #include "kernel_pytorch/ops/attention/cuda/features.h"
-#include "kernel_pytorch/ops/attention/cuda_mma/tile_cuda.h"
+#include "kernel_pytorch/ops/attention/cuda_mma/tiles.h"
 #include "kernel_pytorch/ops/attention/trial.h"
 #include "kernel_pytorch/registry/declared.h"
 
@@ -204,6 +205,40 @@ TEST(AttentionKernels, Fp32FitsBlocksOfLessSharedMemory) {
     EXPECT_TRUE(static_cast<bool>(kForwardCudaMma.supports(registry::make_problem(kForward, request), device))) << size;
     EXPECT_TRUE(static_cast<bool>(kBackwardCudaMma.supports(registry::make_problem(kBackward, request), device)))
         << size;
+  }
+}
+
+// GPUs whose blocks have less shared memory take smaller tiles: `kpt compile` for them compiles those.
+TEST(AttentionKernels, ABundleHoldsTheTilesOfItsGpus) {
+  struct Gpu {
+    const char* architecture;
+    int major, minor, shared_kib;
+  };
+  for (const Gpu& gpu : {Gpu{"gfx90a", 0, 0, 64}, Gpu{"sm_80", 8, 0, 163}, Gpu{"sm_86", 8, 6, 99},
+                         Gpu{"sm_90a", 9, 0, 227}, Gpu{"sm_120a", 12, 0, 99}}) {
+    DeviceInfo device = hopper();
+    device.cuda.compute_major = gpu.major, device.cuda.compute_minor = gpu.minor;
+    device.cuda.shared_bytes_per_block = int64_t{gpu.shared_kib} << 10;
+    if (gpu.major == 0) device.cuda.gfx = gpu.architecture;
+    std::string compiled;
+    for (const DeviceCode& code : kForwardCudaMma.device_code()) {
+      if (jit::can_run(code, gpu.architecture)) compiled += code.entry + "\n";
+    }
+    for (const int64_t size : {64, 96, 128, 192, 256}) {
+      for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+        const registry::ProblemRequest request{.shape = {1, 2, 100, 130, size},
+                                               .dtype = dtype,
+                                               .device = {DeviceKind::kCuda, 0},
+                                               .options = {{"causal", "1"}}};
+        const auto problem = registry::make_problem(kForward, request);
+        if (!kForwardCudaMma.supports(problem, device)) continue;
+        const auto tile = parse_config<MmaTile>(kForwardCudaMma.configs(problem, device)[0]);
+        ASSERT_TRUE(tile);
+        EXPECT_NE(compiled.find(device_text(*tile)), std::string::npos)
+            << gpu.architecture << " " << device_text(*tile);
+        EXPECT_TRUE(gpu.major != 0 || tile->row_blocks == 1);
+      }
+    }
   }
 }
 

@@ -183,12 +183,16 @@ std::vector<DeviceCode> device_code() {
   std::vector<DeviceCode> codes;
   Features causal;
   causal.right_bound = causal.key_lengths = true;
-  for (const MmaTile& tile : kTiles) codes.push_back(decode_code({causal, DType::kBFloat16, tile, true}, true, ""));
+  const auto add = [&](const Features& features, DType dtype, const MmaTile& tile, bool packs) {
+    codes.push_back(decode_code({features, dtype, tile, true}, packs, ""));
+    codes.back().least_shared_kib = static_cast<int>(divide_up(decode_shared_bytes(tile), 1024));
+  };
+  for (const MmaTile& tile : kTiles) add(causal, DType::kBFloat16, tile, true);
   Features alibi = causal;
   alibi.alibi = alibi.alibi_is_one_sided = alibi.segments = true;
-  codes.push_back(decode_code({alibi, DType::kFloat16, kTiles[2], true}, false, ""));
-  for (const MmaTile& tile : kFloatTiles) codes.push_back(decode_code({causal, DType::kFloat32, tile, true}, true, ""));
-  codes.push_back(decode_code({alibi, DType::kFloat32, kFloatTiles[2], true}, false, ""));
+  add(alibi, DType::kFloat16, kTiles[2], false);
+  for (const MmaTile& tile : kFloatTiles) add(causal, DType::kFloat32, tile, true);
+  add(alibi, DType::kFloat32, kFloatTiles[2], false);
   codes.push_back(combine_code({}, DType::kBFloat16));
   return codes;
 }

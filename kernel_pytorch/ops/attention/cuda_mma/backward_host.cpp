@@ -303,42 +303,50 @@ uint64_t source_hash() {
   return jit::source_hash(kScoresSource);
 }
 
-std::vector<DeviceCode> device_code() {
-  std::vector<DeviceCode> codes = mma_codes(kSource, kFunction, kKeyTiles, kHeavyKeyTiles, name_of(Of::kKeysAndValues));
+std::vector<DeviceCode> codes_on(const DeviceInfo& gpu) {
+  const auto on_gpu = [&](std::span<const MmaTile> tiles) { return tiles_on(gpu, tiles, fit, backward_shared_bytes); };
+  std::vector<DeviceCode> codes =
+      mma_codes(kSource, kFunction, on_gpu(kKeyTiles), on_gpu(kHeavyKeyTiles), name_of(Of::kKeysAndValues));
   const auto add = [&](std::vector<DeviceCode> more) {
     for (DeviceCode& code : more) codes.push_back(std::move(code));
   };
-  add(mma_codes(kSource, kFunction, kQueryTiles, kHeavyQueryTiles, name_of(Of::kQueries)));
-  const std::span<const MmaTile> tiles = kFloatKeyTiles, heavy_tiles = kHeavyFloatKeyTiles;
+  const std::vector<MmaTile> query_tiles = on_gpu(kQueryTiles), float_query_tiles = on_gpu(kFloatQueryTiles);
+  add(mma_codes(kSource, kFunction, query_tiles, on_gpu(kHeavyQueryTiles), name_of(Of::kQueries)));
+  const std::vector<MmaTile> tiles = on_gpu(kFloatKeyTiles), heavy_tiles = on_gpu(kHeavyFloatKeyTiles);
   const auto shared = static_cast<size_t>(std::ranges::find_if(tiles, has_own_values) - tiles.begin());
   const auto add_keys = [&](Of of, size_t first, size_t count, int size) {
     const auto part = [&](std::span<const MmaTile> list) { return list.subspan(first, count); };
-    add(mma_float_codes(kSource, kFunction, part(tiles), part(heavy_tiles), size, name_of(of)));
+    if (count > 0) add(mma_float_codes(kSource, kFunction, part(tiles), part(heavy_tiles), size, name_of(of)));
   };
   add_keys(Of::kKeysAndValues, 0, shared, 64);
   add_keys(Of::kKeys, shared, tiles.size() - shared, 128);
   add_keys(Of::kValues, shared, tiles.size() - shared, 128);
-  add(mma_float_codes(kSource, kFunction, kFloatQueryTiles, kHeavyFloatQueryTiles, 128, name_of(Of::kQueries)));
+  add(mma_float_codes(kSource, kFunction, float_query_tiles, on_gpu(kHeavyFloatQueryTiles), 128,
+                      name_of(Of::kQueries)));
+  Features bias;
+  bias.bias = bias.bias_pairs = true;
+  codes.push_back(mma_code(kScoresSource, "mma_backward_bias", {bias, DType::kBFloat16, query_tiles[2], true}, {}));
+  bias.float_bias = true;
+  bias.bias = false;
+  codes.push_back(
+      mma_code(kScoresSource, "mma_backward_bias", {bias, DType::kFloat32, float_query_tiles[2], true}, {}));
+  for (const NamedFeatures& named : compiled_features()) {
+    if (!named.features.score_mod) continue;
+    codes.push_back(mma_code(kCapturedSource, "mma_backward_captured",
+                             {named.features, DType::kFloat32, float_query_tiles[2], true}, named.generated));
+    codes.push_back(mma_code(kCapturedSource, "mma_backward_captured",
+                             {named.features, DType::kBFloat16, query_tiles[0], true}, named.generated));
+  }
+  return codes;
+}
+
+std::vector<DeviceCode> device_code() {
+  std::vector<DeviceCode> codes = codes_by_shared_memory(codes_on);
   for (const bool vectors : {false, true}) {
     for (const DType dtype : kCudaTypes) codes.push_back(statistics_code(dtype, vectors));
   }
   codes.push_back(plain_code(kScoresSource, "grad_sinks"));
   codes.push_back(plain_code(kCapturedSource, "captured_sums"));
-  Features bias;
-  bias.bias = bias.bias_pairs = true;
-  codes.push_back(
-      mma_code(kScoresSource, "mma_backward_bias", {bias, DType::kBFloat16, kQueryTiles[2], true}, std::string()));
-  bias.float_bias = true;
-  bias.bias = false;
-  codes.push_back(
-      mma_code(kScoresSource, "mma_backward_bias", {bias, DType::kFloat32, kFloatQueryTiles[2], true}, std::string()));
-  for (const NamedFeatures& named : compiled_features()) {
-    if (!named.features.score_mod) continue;
-    codes.push_back(mma_code(kCapturedSource, "mma_backward_captured",
-                             {named.features, DType::kFloat32, kFloatQueryTiles[2], true}, named.generated));
-    codes.push_back(mma_code(kCapturedSource, "mma_backward_captured",
-                             {named.features, DType::kBFloat16, kQueryTiles[0], true}, named.generated));
-  }
   return codes;
 }
 

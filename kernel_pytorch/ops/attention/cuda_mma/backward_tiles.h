@@ -70,6 +70,10 @@ inline int tile_index(const BackwardProblem& problem) {
   return tile_for(kKeyTiles, problem.query.size(3), problem.value.size(3));
 }
 
+inline MmaTile fit(const MmaTile& tile, const DeviceInfo& device) {
+  return fitted(tile, device, backward_shared_bytes, kAmdSlice);
+}
+
 struct Tiles {
   MmaTile keys, queries;
 };
@@ -80,7 +84,7 @@ constexpr ConfigFields fields_of(const Tiles&) {
 inline Tiles tiles_of(const BackwardProblem& problem, const DeviceInfo& device, bool heavy) {
   const int index = tile_index(problem);
   const auto fits = [&](const MmaTile& keys, const MmaTile& queries) {
-    return Tiles{fitted(keys, device, backward_shared_bytes), fitted(queries, device, backward_shared_bytes)};
+    return Tiles{fit(keys, device), fit(queries, device)};
   };
   if (problem.query.dtype == DType::kFloat32) {
     return heavy ? fits(kHeavyFloatKeyTiles[index], kHeavyFloatQueryTiles[index])

@@ -50,9 +50,17 @@ constexpr MmaTile kHopperFloatTile{
     .size = 64, .value_size = 64, .slice = 64, .warps = 4, .row_blocks = 2, .columns = 32, .stages = 2, .bytes = 4};
 constexpr int kHopper = 90;
 
+MmaTile fit(const MmaTile& tile, const DeviceInfo& device) {
+  return fitted(tile, device, forward_shared_bytes, kAmdSlice);
+}
+// Blocks of several slices would read an lse that the first one writes: slow on AMD's GPUs, and right.
+MmaTile fit_whole(const MmaTile& tile, const DeviceInfo& device) {
+  return fitted(tile, device, forward_shared_bytes, tile.slice);
+}
+
 MmaTile float_tile(int index, bool heavy, const DeviceInfo& device) {
   if (index == 0 && !heavy && has_feature(device, CudaFeature::kBulkCopy)) return kHopperFloatTile;
-  return fitted(kFloatTiles[index], device, forward_shared_bytes);
+  return fit_whole(kFloatTiles[index], device);
 }
 
 struct Choice {
@@ -64,9 +72,10 @@ Choice choose_tile(const ForwardProblem& problem, const DeviceInfo& device) {
   const DType dtype = problem.query.dtype;
   const int index = tile_for(kTiles, problem.query.size(3), problem.value.size(3));
   const bool heavy = is_heavy(features_of(problem.scoring), dtype);
-  const MmaTile tile = dtype == DType::kFloat32
-                           ? float_tile(index, heavy, device)
-                           : fitted(heavy ? kHeavyTiles[index] : kTiles[index], device, forward_shared_bytes);
+  const MmaTile& wide = heavy ? kHeavyTiles[index] : kTiles[index];
+  const MmaTile tile = dtype == DType::kFloat32 ? float_tile(index, heavy, device)
+                       : problem.accumulate     ? fit_whole(wide, device)
+                                                : fit(wide, device);
   return {index, tile, mma_features_of(problem.scoring, dtype, rows_of(tile), tile.columns)};
 }
 
@@ -79,7 +88,6 @@ registry::Support supports(const ForwardProblem& problem, const DeviceInfo& devi
   if (has_float_results(problem) && problem.scoring.is_packed() && !problem.accumulate) {
     return registry::Support::no(kFloatPacks);
   }
-  // Blocks of several slices would read an lse that the first one writes.
   if (problem.accumulate && tile.slice < problem.value.size(3)) return registry::Support::no(kMmaSlicedParts);
   if (const char* obstacle = part_obstacle(problem.scoring)) return registry::Support::no(obstacle);
   return registry::Support::unless(captured_obstacle(problem.scoring));
@@ -105,8 +113,8 @@ void run(const ForwardProblem& problem, int, Context& context) {
   KP_CHECK(blocks <= 0x7fffffff, "attention: ", blocks, " tiles of queries are more than a launch can have");
 
   const DType dtype = problem.query.dtype;
-  const uint32_t variant =
-      static_cast<uint32_t>(choice.index) * 8 + static_cast<uint32_t>(cuda_type_index(dtype)) * 2 + (vectors ? 1 : 0);
+  const uint32_t variant = static_cast<uint32_t>(choice.index) * 16 + (problem.accumulate ? 8u : 0u) +
+                           static_cast<uint32_t>(cuda_type_index(dtype)) * 2 + (vectors ? 1u : 0u);
   CUkern_st* kernel = kernels.get(choice.features, variant, context, [&] {
     return mma_code(kSource, "mma_forward", {choice.features, dtype, tile, vectors}, program_text(problem.scoring));
   });
@@ -123,10 +131,13 @@ uint64_t source_hash() {
 }
 
 std::vector<DeviceCode> device_code() {
-  std::vector<DeviceCode> codes = mma_codes(kSource, "mma_forward", kTiles, kHeavyTiles);
-  for (DeviceCode& code : mma_float_codes(kSource, "mma_forward", kFloatTiles, kFloatTiles, 128)) {
-    codes.push_back(std::move(code));
-  }
+  std::vector<DeviceCode> codes = codes_by_shared_memory([](const DeviceInfo& gpu) {
+    const auto on_gpu = [&](std::span<const MmaTile> tiles) { return tiles_on(gpu, tiles, fit, forward_shared_bytes); };
+    std::vector<DeviceCode> all = mma_codes(kSource, "mma_forward", on_gpu(kTiles), on_gpu(kHeavyTiles));
+    const std::vector<MmaTile> tiles = tiles_on(gpu, kFloatTiles, fit_whole, forward_shared_bytes);
+    for (DeviceCode& code : mma_float_codes(kSource, "mma_forward", tiles, tiles, 128)) all.push_back(std::move(code));
+    return all;
+  });
   Features causal;
   causal.right_bound = true;
   codes.push_back(mma_code(kSource, "mma_forward", {causal, DType::kFloat32, kHopperFloatTile, true}, ""));

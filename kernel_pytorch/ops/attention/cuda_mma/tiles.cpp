@@ -1,8 +1,10 @@
 #include "kernel_pytorch/ops/attention/cuda_mma/tiles.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/device/cuda/capability.h"
 
 namespace kernel_pytorch::attention {
 namespace {
@@ -10,7 +12,44 @@ namespace {
 constexpr const char* kTooLong = "takes sequences of up to 2^30 rows";
 constexpr int64_t kLongest = int64_t{1} << 30;
 
+// Nothing but what tiles depend on.
+DeviceInfo gpu_with(int shared_kib) {
+  DeviceInfo gpu;
+  gpu.device = {DeviceKind::kCuda, 0};
+  gpu.cuda.shared_bytes_per_block = int64_t{shared_kib} << 10;
+  if (shared_kib == kAmdGpu.shared_kib_per_block) gpu.cuda.gfx = "gfx";
+  return gpu;
+}
+
 }  // namespace
+
+std::vector<DeviceCode> codes_by_shared_memory(
+    const std::function<std::vector<DeviceCode>(const DeviceInfo&)>& codes_of) {
+  std::vector<int> sizes{kAmdGpu.shared_kib_per_block};
+  for (const CudaCapability& row : kCudaCapabilities) {
+    if (row.number >= 80) sizes.push_back(row.shared_kib_per_block);
+  }
+  std::ranges::sort(sizes);
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+  std::vector<DeviceCode> all;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const int least = i == 0 ? 0 : sizes[i];
+    const int most = i + 1 < sizes.size() ? sizes[i] : std::numeric_limits<int>::max();
+    for (DeviceCode& code : codes_of(gpu_with(sizes[i]))) {
+      const auto smaller = std::ranges::find_if(all, [&](const DeviceCode& other) {
+        return other.entry == code.entry && other.generated == code.generated && i > 0 &&
+               other.most_shared_kib == sizes[i - 1];
+      });
+      if (smaller != all.end()) {
+        smaller->most_shared_kib = most;
+      } else {
+        code.least_shared_kib = least, code.most_shared_kib = most;
+        all.push_back(std::move(code));
+      }
+    }
+  }
+  return all;
+}
 
 Features mma_features_of(const Scoring& scoring, DType dtype, int64_t tile_queries, int64_t tile_keys) {
   Features features = features_of(scoring, tile_queries, tile_keys);

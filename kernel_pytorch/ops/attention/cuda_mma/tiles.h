@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <span>
+#include <vector>
 
 #include "kernel_pytorch/ops/attention/cuda/features.h"
 #include "kernel_pytorch/ops/attention/cuda_mma/tile_cuda.h"
@@ -44,11 +46,19 @@ int tile_for(const Tiles& tiles, int64_t size, int64_t value_size) {
   return -1;
 }
 
+inline constexpr int kAmdSlice = 128, kAmdColumns = 32;
+
 // A tile that needs less shared memory, where the device's blocks have less than the tile was chosen for: shorter steps
-// first, then one of them at a time, then fewer rows.
+// first, then one of them at a time, then fewer rows. On AMD's GPUs a block computes fewer columns at a time, in
+// shorter steps, of one block of rows: of more HIPRTC 5.2 keeps sums or scores in memory.
 template <class Bytes>
-MmaTile fitted(MmaTile tile, const DeviceInfo& device, const Bytes& bytes) {
+MmaTile fitted(MmaTile tile, const DeviceInfo& device, const Bytes& bytes, int amd_slice) {
   const auto is_too_large = [&] { return bytes(tile) > device.cuda.shared_bytes_per_block; };
+  if (device.is_amd()) {
+    tile.row_blocks = 1;
+    tile.columns = std::min(tile.columns, kAmdColumns);
+    tile.slice = std::min(tile.slice, amd_slice);
+  }
   if (tile.bytes == 4) {
     if (is_too_large() && tile.warps == 8) tile.warps = 4;
     if (is_too_large()) tile.columns = 16, tile.stages = 1;
@@ -59,6 +69,22 @@ MmaTile fitted(MmaTile tile, const DeviceInfo& device, const Bytes& bytes) {
   }
   while (is_too_large() && tile.warps > 1) tile.warps /= 2;
   return tile;
+}
+
+// Codes of every GPU that a bundle may be for: what `codes_of` lists for each size of a block's shared memory, with the
+// sizes that take it.
+std::vector<DeviceCode> codes_by_shared_memory(
+    const std::function<std::vector<DeviceCode>(const DeviceInfo&)>& codes_of);
+// The tiles as such a GPU takes them, without those that are too large for it even so (at the end of the list).
+template <class Fit, class Bytes>
+std::vector<MmaTile> tiles_on(const DeviceInfo& device, std::span<const MmaTile> tiles, const Fit& fit,
+                              const Bytes& bytes) {
+  std::vector<MmaTile> all;
+  for (const MmaTile& tile : tiles) {
+    const MmaTile taken = fit(tile, device);
+    if (bytes(taken) <= device.cuda.shared_bytes_per_block) all.push_back(taken);
+  }
+  return all;
 }
 
 inline constexpr const char* kMmaTooLarge = "takes heads of up to 512 columns";

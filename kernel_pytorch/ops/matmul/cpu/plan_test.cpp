@@ -7,6 +7,7 @@
 #include <random>
 
 #include "kernel_pytorch/base/element.h"
+#include "kernel_pytorch/base/emulation_test.h"
 #include "kernel_pytorch/ops/matmul/cpu/plan.h"
 #include "kernel_pytorch/registry/declared.h"
 
@@ -70,7 +71,7 @@ void expect_reference(const ProductKernels& kernels, bool takes_all, bool splits
     if (request.dtype == DType::kFloat64) continue;  // the reference's
     int64_t work = 1;
     for (int64_t size : request.shape) work *= size;
-    if (work > 50'000'000) continue;  // minutes, with sanitizers
+    if (work > unless_emulated(50'000'000, 600'000)) continue;  // minutes, with sanitizers
     if (!takes_all && request.dtype != DType::kBFloat16 && !is_named) continue;
     Bound expected = bind(request), actual = bind(request);
     OwnContext context;
@@ -89,7 +90,7 @@ void expect_reference(const ProductKernels& kernels, bool takes_all, bool splits
     }
     ++compared;
   }
-  EXPECT_GT(compared, 50);
+  EXPECT_GT(compared, unless_emulated(50, 15));
 }
 
 // Several of everything, at sizes that a reference can follow.
