@@ -146,23 +146,31 @@ def gated_cases(device: str, dtype: torch.dtype) -> dict[str, dict[str, Way]]:
     }
 
 
-def delta_cases(device: str, dtype: torch.dtype) -> dict[str, dict[str, Way]]:
-    batch, tokens, heads, columns = (1, 8192, 32, 128) if device == "cuda" else (1, 2048, 8, 128)
-    q, k, v = tensors((batch, tokens, heads, columns), device, dtype)
-    k = torch.nn.functional.normalize(k.float(), dim=-1).to(dtype)
+def delta_cases(
+    device: str, dtype: torch.dtype, shape: tuple[int, ...], wanted: tuple[str, ...] = ("gated", "both", "KDA")
+) -> dict[str, dict[str, Way]]:
+    batch, tokens, query_heads, heads, columns = shape
+    q, k, v = (
+        torch.randn(batch, tokens, own, columns, device=device).mul_(0.3) for own in (query_heads, query_heads, heads)
+    )
+    q, k, v = q.to(dtype), torch.nn.functional.normalize(k, dim=-1).to(dtype), v.to(dtype)
     gate, beta = -0.1 * torch.rand(batch, tokens, heads, device=device), torch.rand(batch, tokens, heads, device=device)
-    title = f"{str(dtype).removeprefix('torch.')} B{batch} T{tokens} H{heads} D{columns}"
+    names = f"H{heads}" if query_heads == heads else f"H{query_heads}/{heads}"
+    title = f"{str(dtype).removeprefix('torch.')} B{batch} T{tokens} {names} D{columns}"
     ways: dict[str, Callable[[], Tensor]] = {"ours": lambda: F.delta_rule(q, k, v, beta, gate=gate)}
     if device == "cpu":
         ways["torch by chunks"] = lambda: delta_chunks_in_torch(q, k, v, gate.to(dtype), beta.to(dtype))
-    channels = torch.nn.functional.logsigmoid(torch.randn_like(q).float()).div(16).to(dtype)
-    return {
-        f"gated delta rule {title} forward": dict(ways),
-        f"gated delta rule {title} forward+backward": {
-            way: with_gradients(call, [q, k, v]) for way, call in ways.items()
-        },
-        f"KDA {title} forward": {"ours": lambda: F.delta_rule(q, k, v, beta, gate=channels)},
-    }
+    cases: dict[str, dict[str, Way]] = {}
+    if "gated" in wanted:
+        cases[f"gated delta rule {title} forward"] = dict(ways)
+    if "both" in wanted:
+        both = {way: with_gradients(call, [q, k, v]) for way, call in ways.items()}
+        cases[f"gated delta rule {title} forward+backward"] = both
+    if "KDA" in wanted:
+        channels = torch.nn.functional.logsigmoid(torch.randn(batch, tokens, heads, columns, device=device))
+        channels = channels.div_(16).to(dtype)
+        cases[f"KDA {title} forward"] = {"ours": lambda: F.delta_rule(q, k, v, beta, gate=channels)}
+    return cases
 
 
 def decode_cases(device: str, dtype: torch.dtype) -> dict[str, dict[str, Way]]:
@@ -227,13 +235,16 @@ def main() -> int:
             lambda: lightning_cases("cuda", torch.bfloat16, [(16, 2048, 32, 128)]),
             lambda: decode_cases("cuda", torch.bfloat16),
             lambda: gated_cases("cuda", torch.bfloat16),
-            lambda: delta_cases("cuda", torch.bfloat16),
+            lambda: delta_cases("cuda", torch.bfloat16, (4, 8192, 16, 64, 128), ("gated",)),
+            lambda: delta_cases("cuda", torch.bfloat16, (1, 32768, 16, 64, 128), ("gated",)),
+            lambda: delta_cases("cuda", torch.bfloat16, (1, 32768, 16, 32, 128), ("gated", "both")),
+            lambda: delta_cases("cuda", torch.bfloat16, (2, 16384, 64, 64, 128), ("KDA",)),
         ]
     else:
         makers = [
             *(lambda d=d: lightning_cases("cpu", d, [(1, 2048, 8, 128)]) for d in (torch.float32, torch.bfloat16)),
             *(lambda d=d: gated_cases("cpu", d) for d in (torch.float32, torch.bfloat16)),
-            *(lambda d=d: delta_cases("cpu", d) for d in (torch.float32, torch.bfloat16)),
+            *(lambda d=d: delta_cases("cpu", d, (1, 2048, 8, 8, 128)) for d in (torch.float32, torch.bfloat16)),
             lambda: decode_cases("cpu", torch.float32),
         ]
     wanted = [text for text in options.only.split(",") if text]
