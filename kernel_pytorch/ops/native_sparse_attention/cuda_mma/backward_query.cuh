@@ -35,8 +35,9 @@ class MmaBackwardQuery {
       finish_delta(branch);
       walk(branch, true);
     }
+    ptx::cp_async_commit_group();
     ptx::cp_async_wait_group<0>();
-    __syncthreads();  // rows of queries have come, even where there was no step
+    __syncthreads();  // rows of queries have come, even where no branch walked
     tile_.store_rows(all_.grad_query, all_.size, grad_, all_.scale);
   }
 

@@ -199,8 +199,9 @@ class MmaForward {
         }
       }
     }
+    ptx::cp_async_commit_group();
     ptx::cp_async_wait_group<0>();
-    __syncthreads();  // rows of queries have come, even where there was no step
+    __syncthreads();  // rows of queries have come, even where no branch walked
     if constexpr (kBlocks == 1) {
       tile_.store_rows(all_.output, all_.value_size, total_, 1.0f);
     } else {

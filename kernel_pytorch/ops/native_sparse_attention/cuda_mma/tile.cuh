@@ -180,7 +180,8 @@ class QueryTile {
     ptx::cp_async_wait_group<0>();
   }
 
-  // Branch by branch of the lists: body(step, stage, ...) with `low`, `high` and `times` set by see_block.
+  // body(step, stage, low, high, times) for the blocks that the tokens' lists name: what the thread's rows see of the
+  // step, and how often their lists have the block.
   template <class Body>
   __device__ __forceinline__ void walk_lists(const Body& body) {
     __shared__ int32_t repeats;
