@@ -35,8 +35,9 @@ class MmaBackwardQuery {
       finish_delta(branch);
       walk(branch, true);
     }
+    ptx::cp_async_commit_group();
     ptx::cp_async_wait_group<0>();
-    __syncthreads();  // rows of queries have come, even where there was no step
+    __syncthreads();  // rows of queries have come, even where no branch walked
     tile_.store_rows(all_.grad_query, all_.size, grad_, all_.scale);
   }
 
@@ -55,7 +56,7 @@ class MmaBackwardQuery {
     }
     RangeSteps steps = branch == 0 ? tile_.compressed_steps() : tile_.window_steps();
     tile_.walk(steps, branch == 0 ? all_.compressed_key : all_.key, branch == 0 ? all_.compressed_value : all_.value,
-               true, [&](const RangeSteps&, const KeyStep& step, int stage) {
+               true, [&](const KeyStep& step, int stage) {
                  differentiate(step, stage, low, high, {1.0f, 1.0f}, is_second);
                });
   }
@@ -64,7 +65,7 @@ class MmaBackwardQuery {
                                                 const int32_t (&high)[2], const float (&times)[2], bool is_second) {
 #pragma unroll 1
     for (int32_t begin = 0; begin < step.rows; begin += kMmaPart) {
-      const KeyStep part{step.first + begin, min(kMmaPart, step.rows - begin)};
+      const KeyStep part{step.first + begin, min(kMmaPart, step.rows - begin), step.block};
       if (!sees_any(part, low, high)) continue;
       const uint32_t key_rows = tile_.key_rows(stage) + begin * Tile::kPitch;
       Sums<kMmaPart> scores, differences;
@@ -89,7 +90,7 @@ class MmaBackwardQuery {
   __device__ __forceinline__ void load_statistics(int branch) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float lse = tile_.exists[half] ? all_.lse[branch][tile_.statistic_at(half)] : 0.0f;
+      const float lse = tile_.exists(half) ? all_.lse[branch][tile_.statistic_at(half)] : 0.0f;
       lse_[half] = lse == tile::minus_infinity() ? 0.0f : lse * kLog2e;
       gate_[half] = tile_.gate(branch, half);
       delta_[half] = 0;
@@ -101,11 +102,11 @@ class MmaBackwardQuery {
     for (int half = 0; half < 2; ++half) {
       delta_[half] += __shfl_xor_sync(0xffffffffu, delta_[half], 1);
       delta_[half] += __shfl_xor_sync(0xffffffffu, delta_[half], 2);
-      if (!tile_.exists[half] || tile_.lane % 4 != 0) continue;
-      const int32_t token = tile_.first_token + tile_.slot[half];
-      const int64_t at = (static_cast<int64_t>(tile_.batch) * all_.queries + token) * all_.heads + tile_.head[half];
+      if (!tile_.exists(half) || tile_.lane % 4 != 0) continue;
+      const int32_t token = tile_.first_token + tile_.slot(half);
+      const int64_t at = (static_cast<int64_t>(tile_.batch) * all_.queries + token) * all_.heads + tile_.head(half);
       arguments_.statistics[branch][at] = {lse_[half], delta_[half], gate_[half], 0.0f};
-      store_gate<Element>(all_.grad_gates[branch], tile_.batch, token, tile_.head[half], delta_[half]);
+      store_gate<Element>(all_.grad_gates[branch], tile_.batch, token, tile_.head(half), delta_[half]);
     }
   }
 

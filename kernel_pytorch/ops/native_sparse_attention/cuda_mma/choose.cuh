@@ -21,7 +21,7 @@ __device__ __forceinline__ void fold_rows(float (&values)[kCount], int32_t lane,
 
 // Probabilities of a step to importance[slot][column].
 template <class Tile>
-__device__ __forceinline__ void sum_heads(const Tile& tile, const float (&values)[kMmaKeys / 2], const int32_t* slots,
+__device__ __forceinline__ void sum_heads(const Tile& tile, const float (&values)[kMmaKeys / 2], int first_row,
                                           int32_t shift) {
   if (shift == kMostShift) {
     float sums[16];
@@ -31,7 +31,7 @@ __device__ __forceinline__ void sum_heads(const Tile& tile, const float (&values
     fold_rows<8>(sums, tile.lane, 8);
     fold_rows<4>(sums, tile.lane, 4);
     const int32_t group = (tile.lane / 16 & 1) * 4 + (tile.lane / 8 & 1) * 2 + (tile.lane / 4 & 1);
-    float* to = tile.importance + slots[0] * kMmaKeys + group * 8 + tile.lane % 4 * 2;
+    float* to = tile.importance + tile.slot(first_row) * kMmaKeys + group * 8 + tile.lane % 4 * 2;
     to[0] = sums[0], to[1] = sums[1];
     return;
   }
@@ -41,7 +41,7 @@ __device__ __forceinline__ void sum_heads(const Tile& tile, const float (&values
     float sum = values[i];
     for (int32_t distance = 1; distance < rows; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, 4 * distance);
     if (tile.lane / 4 % rows == 0) {
-      tile.importance[slots[i / 2 % 2] * kMmaKeys + tile::fragment_column(tile.lane, i)] = sum;
+      tile.importance[tile.slot(first_row + i / 2 % 2) * kMmaKeys + tile::fragment_column(tile.lane, i)] = sum;
     }
   }
 }

@@ -12,6 +12,7 @@ template <class Element, int kSize, int kBlocks>
 class MmaForward {
   using Tile = QueryTile<Element, kSize, false, kBlocks>;
   static constexpr int kOwn = Tile::kOwn;
+  static constexpr int kPart = kBlocks == 1 ? kMmaKeys : kMmaPart;  // columns of scores that fit into registers
 
  public:
   __device__ __forceinline__ MmaForward(const MmaArguments& arguments, char* shared, int32_t index)
@@ -32,9 +33,7 @@ class MmaForward {
       begin_branch();
       RangeSteps steps = tile_.compressed_steps();
       tile_.walk(steps, all_.compressed_key, all_.compressed_value, has_compressed,
-                 [&](const RangeSteps&, const KeyStep& step, int stage) {
-                   attend(step, stage, low, high, zeros, has_compressed);
-                 });
+                 [&](const KeyStep& step, int stage) { attend(step, stage, low, high, zeros, has_compressed); });
       end_branch(0, logarithm);
       if (all_.chooses) choose(low, high, logarithm);
     }
@@ -45,7 +44,9 @@ class MmaForward {
                            const float(&times)[kOwn]) {
         float logarithms[kOwn];
 #pragma unroll
-        for (int i = 0; i < kOwn; ++i) logarithms[i] = times[i] == 1.0f ? 0.0f : ptx::lg2_approx_ftz_f32(times[i]);
+        for (int i = 0; i < kOwn; ++i) {
+          logarithms[i] = kBlocks > 1 || times[i] == 1.0f ? 0.0f : ptx::lg2_approx_ftz_f32(times[i]);
+        }
         attend(step, stage, low, high, logarithms, true);
       });
       float logarithm[kOwn];
@@ -57,9 +58,8 @@ class MmaForward {
       tile_.window_ranges(low, high);
       begin_branch();
       RangeSteps steps = tile_.window_steps();
-      tile_.walk(steps, all_.key, all_.value, true, [&](const RangeSteps&, const KeyStep& step, int stage) {
-        attend(step, stage, low, high, zeros, true);
-      });
+      tile_.walk(steps, all_.key, all_.value, true,
+                 [&](const KeyStep& step, int stage) { attend(step, stage, low, high, zeros, true); });
       end_branch(2, logarithm);
     }
     finish();
@@ -88,17 +88,24 @@ class MmaForward {
 
   __device__ __forceinline__ void attend(const KeyStep& step, int stage, const int32_t (&low)[kOwn],
                                          const int32_t (&high)[kOwn], const float (&times)[kOwn], bool with_values) {
-    if (!sees_any(step, low, high)) return;
-    Sums<kMmaKeys> scores[kBlocks];
-    multiply_rows<Element, kMmaKeys, kSize>(scores, tile_.query_rows(tile_.warp * kBlocks), tile_.key_rows(stage));
+#pragma unroll 1
+    for (int32_t begin = 0; begin < step.rows; begin += kPart) {
+      const KeyStep part{step.first + begin, min(kPart, step.rows - begin), step.block};
+      if (!sees_any(part, low, high)) continue;
+      Sums<kPart> scores[kBlocks];
+      multiply_rows<Element, kPart, kSize>(scores, tile_.query_rows(tile_.warp * kBlocks),
+                                           tile_.key_rows(stage) + begin * Tile::kPitch);
 #pragma unroll
-    for (int r = 0; r < kBlocks; ++r) {
-      hide_scores(scores[r].values, step, low + 2 * r, high + 2 * r);
-      float rescale[2];
-      softmax_[r].add(scores[r].values, scale_, times + 2 * r, rescale);
-      scale_rows(sums_[r].values, rescale);
+      for (int r = 0; r < kBlocks; ++r) {
+        hide_scores(scores[r].values, part, low + 2 * r, high + 2 * r);
+        float rescale[2];
+        softmax_[r].add(scores[r].values, scale_, times + 2 * r, rescale);
+        scale_rows(sums_[r].values, rescale);
+      }
+      if (with_values) {
+        add_products<Element, kSize, kPart>(sums_, scores, tile_.value_rows(stage) + begin * Tile::kPitch);
+      }
     }
-    if (with_values) add_products<Element, kSize, kMmaKeys>(sums_, scores, tile_.value_rows(stage));
   }
 
   // The branch's result, times its gate, joins the others. `logarithm`: of each row's sum, to base 2, 0 without keys.
@@ -113,7 +120,7 @@ class MmaForward {
         const int i = 2 * r + half;
         if (has_gate) {
           factor[half] *= tile_.gate(branch, i);
-          if (all_.lse[branch] != nullptr && tile_.exists[i] && tile_.lane % 4 == 0) {
+          if (all_.lse[branch] != nullptr && tile_.exists(i) && tile_.lane % 4 == 0) {
             all_.lse[branch][tile_.statistic_at(i)] = own[half] * kLn2;
           }
         }
@@ -131,6 +138,7 @@ class MmaForward {
       float4* own = parked() + r * (kSize / 8) * kMmaThreads;
 #pragma unroll
       for (int i = 0; i < kSize / 2; i += 4) {
+        __syncwarp();  // one after the other: all at once would not fit into registers
         float4 sum = own[i / 4 * kMmaThreads];
         sum.x += values[i] * factor[0], sum.y += values[i + 1] * factor[0];
         sum.z += values[i + 2] * factor[1], sum.w += values[i + 3] * factor[1];
@@ -145,26 +153,24 @@ class MmaForward {
       tile_.block_scores[i] = 0;
     }
     RangeSteps steps = tile_.compressed_steps();
-    tile_.walk(steps, all_.compressed_key, all_.compressed_value, false,
-               [&](const RangeSteps&, const KeyStep& step, int stage) {
-                 if (sees_any(step, low, high)) {
-                   Sums<kMmaKeys> scores[kBlocks];
-                   multiply_rows<Element, kMmaKeys, kSize>(scores, tile_.query_rows(tile_.warp * kBlocks),
-                                                           tile_.key_rows(stage));
+    tile_.walk(steps, all_.compressed_key, all_.compressed_value, false, [&](const KeyStep& step, int stage) {
+      if (sees_any(step, low, high)) {
+        Sums<kMmaKeys> scores[kBlocks];
+        multiply_rows<Element, kMmaKeys, kSize>(scores, tile_.query_rows(tile_.warp * kBlocks), tile_.key_rows(stage));
 #pragma unroll
-                   for (int r = 0; r < kBlocks; ++r) {
-                     float(&values)[kMmaKeys / 2] = scores[r].values;
-                     hide_scores(values, step, low + 2 * r, high + 2 * r);
+        for (int r = 0; r < kBlocks; ++r) {
+          float(&values)[kMmaKeys / 2] = scores[r].values;
+          hide_scores(values, step, low + 2 * r, high + 2 * r);
 #pragma unroll
-                     for (int i = 0; i < kMmaKeys / 2; ++i) {
-                       values[i] = ptx::ex2_approx_ftz_f32(values[i] * scale_ - logarithm[2 * r + i / 2 % 2]);
-                     }
-                     sum_heads(tile_, values, tile_.slot + 2 * r, arguments_.head_shift);
-                   }
-                 }
-                 __syncthreads();
-                 add_importance(all_, tile_, step);
-               });
+          for (int i = 0; i < kMmaKeys / 2; ++i) {
+            values[i] = ptx::ex2_approx_ftz_f32(values[i] * scale_ - logarithm[2 * r + i / 2 % 2]);
+          }
+          sum_heads(tile_, values, 2 * r, arguments_.head_shift);
+        }
+      }
+      __syncthreads();
+      add_importance(all_, tile_, step);
+    });
     __syncthreads();
     for (int32_t slot = tile_.warp; slot < tile_.tokens; slot += kMmaWarps) choose_list(all_, tile_, slot);
     __syncthreads();
@@ -182,7 +188,7 @@ class MmaForward {
       if (all_.lse[branch] == nullptr || all_.gates[branch].data != nullptr) continue;
 #pragma unroll
       for (int half = 0; half < kOwn; ++half) {
-        if (tile_.exists[half] && tile_.lane % 4 == 0) all_.lse[branch][tile_.statistic_at(half)] = nothing();
+        if (tile_.exists(half) && tile_.lane % 4 == 0) all_.lse[branch][tile_.statistic_at(half)] = nothing();
       }
     }
     if (all_.selected != nullptr && !all_.chooses) {
@@ -193,8 +199,9 @@ class MmaForward {
         }
       }
     }
+    ptx::cp_async_commit_group();
     ptx::cp_async_wait_group<0>();
-    __syncthreads();  // rows of queries have come, even where there was no step
+    __syncthreads();  // rows of queries have come, even where no branch walked
     if constexpr (kBlocks == 1) {
       tile_.store_rows(all_.output, all_.value_size, total_, 1.0f);
     } else {

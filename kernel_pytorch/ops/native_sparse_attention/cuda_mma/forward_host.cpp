@@ -14,6 +14,7 @@ constexpr const char* kSource = "kernel_pytorch/ops/native_sparse_attention/cuda
 constexpr int64_t kMostBlocks = int64_t{1} << 31;
 
 constexpr int64_t kWideBytes = 120 << 10;  // of shared memory of a block, that tiles of 128 rows may need
+constexpr int kWidestOfWide = 64;          // columns of heads: with 128 their registers spill
 constexpr int kResident = 2;               // blocks of a multiprocessor
 
 // `size` 0: the kernel of means.
@@ -30,7 +31,8 @@ std::vector<DeviceCode> all_code() {
   for (const DType dtype : kMmaTypes) {
     codes.push_back(code_of(dtype, 0, 0));
     for (const int size : kMmaSizes) {
-      for (const int row_blocks : {1, 2}) codes.push_back(code_of(dtype, size, row_blocks));
+      codes.push_back(code_of(dtype, size, 1));
+      if (size <= kWidestOfWide) codes.push_back(code_of(dtype, size, 2));
     }
   }
   return codes;
@@ -46,22 +48,27 @@ registry::Support supports(const Forward& problem, const DeviceInfo& device) {
   return registry::Support::unless(mma_obstacle(a, dtype, device, false));
 }
 
-std::vector<std::string> configs(const Forward&, const DeviceInfo& device) {
-  if (device.cuda.shared_bytes_per_block < kWideBytes) return {"rows=64"};
+bool may_be_wide(const Forward& problem, const DeviceInfo& device) {
+  return device.cuda.shared_bytes_per_block >= kWideBytes &&
+         std::max(problem.query.sizes[3], problem.value.sizes[3]) <= kWidestOfWide;
+}
+std::vector<std::string> configs(const Forward& problem, const DeviceInfo& device) {
+  if (!may_be_wide(problem, device)) return {"rows=64"};
   return {"rows=64", "rows=128"};
 }
 MmaArguments wide_arguments(const Arguments& all, const DeviceInfo& device) {
   return mma_arguments(all, std::min(device.cuda.shared_bytes_per_block, kWideBytes), false, 2);
 }
-bool fits_wide(const MmaArguments& wide) {
-  return mma_shared_bytes(wide, mma_size(wide.all), false) + kMmaReserve <= kWideBytes;
+bool takes_wide(const MmaArguments& wide) {
+  return (wide.all.chooses || wide.all.lists == nullptr) &&  // given ones may name a block twice
+         mma_shared_bytes(wide, mma_size(wide.all), false) + kMmaReserve <= kWideBytes;
 }
 // Wide tiles where they fill the GPU.
 int heuristic(const Forward& problem, const DeviceInfo& device) {
-  if (device.cuda.shared_bytes_per_block < kWideBytes) return 0;
+  if (!may_be_wide(problem, device)) return 0;
   const MmaArguments wide = wide_arguments(arguments_of(problem), device);
   const int64_t items = int64_t{wide.all.batch} * wide.all.key_heads * wide.tiles;
-  return fits_wide(wide) && items >= int64_t{2 * kResident} * device.cuda.multiprocessors ? 1 : 0;
+  return takes_wide(wide) && items >= int64_t{2 * kResident} * device.cuda.multiprocessors ? 1 : 0;
 }
 
 void run(const Forward& problem, int config, Context& context) {
@@ -83,7 +90,7 @@ void run(const Forward& problem, int config, Context& context) {
   int row_blocks = 1;
   if (config == 1) {
     const MmaArguments wide = wide_arguments(all, device);
-    if (fits_wide(wide)) a = wide, row_blocks = 2;
+    if (takes_wide(wide)) a = wide, row_blocks = 2;
   }
   const int64_t heads = int64_t{all.batch} * all.key_heads;
   const int size = mma_size(all);

@@ -106,7 +106,7 @@ __device__ __forceinline__ void copy_rows(uint32_t target, const Rows& from, int
                                           int32_t rows, int32_t columns) {
   constexpr int kUnits = kSize / 8;
   const Element* base = static_cast<const Element*>(from.data) + batch * from.batch + head * from.head;
-#pragma unroll 4
+#pragma unroll 1
   for (int i = 0; i < kRows * kUnits / kMmaThreads; ++i) {
     const int index = static_cast<int>(threadIdx.x) + i * kMmaThreads, row = index / kUnits, unit = index % kUnits;
     copy_unit<Element>(target + row * row_pitch(kSize), row < rows ? base + (first + row) * from.token : nullptr, unit,

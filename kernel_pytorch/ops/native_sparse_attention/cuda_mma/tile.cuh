@@ -10,13 +10,14 @@ namespace kernel_pytorch::native_sparse_attention {
 // The keys of a step; no rows: the walk has ended.
 struct KeyStep {
   int32_t first, rows;
+  int32_t block;  // of a list
 };
 
 class RangeSteps {
  public:
   __device__ __forceinline__ RangeSteps(int32_t first, int32_t end) : first_(first), end_(end) {}
   __device__ __forceinline__ KeyStep next() {
-    const KeyStep step{first_, min(end_ - first_, kMmaKeys)};
+    const KeyStep step{first_, min(end_ - first_, kMmaKeys), 0};
     first_ += kMmaKeys;
     return step;
   }
@@ -39,14 +40,12 @@ class BlockSteps {
 
   __device__ __forceinline__ KeyStep next() {
     offset_ += kMmaKeys;
-    if (offset_ >= block_size_ && !find_block()) return {0, 0};
+    if (offset_ >= block_size_ && !find_block()) return {0, 0, 0};
     const int32_t first = key_begin_ + block_ * block_size_ + offset_;
     const int32_t rows = min(min(kMmaKeys, block_size_ - offset_), key_end_ - first);
-    if (rows > 0) return {first, rows};
-    return {0, 0};  // only the last block ends behind the last key
+    if (rows > 0) return {first, rows, block_};
+    return {0, 0, 0};  // only the last block ends behind the last key
   }
-  // Of the step that `next` gave last.
-  __device__ __forceinline__ int32_t block() const { return block_; }
 
  private:
   __device__ __forceinline__ bool find_block() {
@@ -111,39 +110,34 @@ class QueryTile {
     first_slot = 0, end_slot = tokens;  // of tokens that see anything: they are neighbours
     while (end_slot > 0 && places[end_slot - 1].place < 0) --end_slot;
     while (first_slot < end_slot && places[first_slot].place < 0) ++first_slot;
-#pragma unroll
-    for (int half = 0; half < kOwn; ++half) {
-      const int32_t row = warp * 16 * kBlocks + lane / 4 + 8 * half;
-      slot[half] = row >> arguments_.head_shift;
-      const int32_t own = row & ((1 << arguments_.head_shift) - 1);
-      head[half] = key_head * all_.group + own;
-      exists[half] = own < all_.group && first_token + slot[half] < all_.queries;
-      place[half] = exists[half] ? places[slot[half]] : Place{-1, 0, 0};
-    }
   }
-  __device__ __forceinline__ bool sees_nothing() const {
-    return first_slot >= end_slot;
+  // Of this thread's rows: lane / 4 and 8 further of each block. Made anew where they are used: registers are full.
+  __device__ __forceinline__ int32_t row_index(int own) const { return warp * 16 * kBlocks + lane / 4 + 8 * own; }
+  __device__ __forceinline__ int32_t slot(int own) const { return row_index(own) >> arguments_.head_shift; }
+  __device__ __forceinline__ int32_t head(int own) const {
+    return key_head * all_.group + (row_index(own) & ((1 << arguments_.head_shift) - 1));
   }
+  __device__ __forceinline__ bool exists(int own) const {
+    return (row_index(own) & ((1 << arguments_.head_shift) - 1)) < all_.group && first_token + slot(own) < all_.queries;
+  }
+  __device__ __forceinline__ Place place(int own) const { return exists(own) ? places[slot(own)] : Place{-1, 0, 0}; }
+  __device__ __forceinline__ bool sees_nothing() const { return first_slot >= end_slot; }
 
   __device__ __forceinline__ uint32_t query_rows(int32_t block) const {
     return ptx::shared_address(shared_) + block * 16 * kPitch;
   }
-  __device__ __forceinline__ uint32_t grad_rows(int32_t block) const {
-    return query_rows(block) + kTileRows * kPitch;
-  }
+  __device__ __forceinline__ uint32_t grad_rows(int32_t block) const { return query_rows(block) + kTileRows * kPitch; }
   __device__ __forceinline__ uint32_t key_rows(int stage) const {
     return query_rows(0) + (kBackward ? 2 : 1) * kTileRows * kPitch + stage * kStageBytes;
   }
-  __device__ __forceinline__ uint32_t value_rows(int stage) const {
-    return key_rows(stage) + kMmaKeys * kPitch;
-  }
+  __device__ __forceinline__ uint32_t value_rows(int stage) const { return key_rows(stage) + kMmaKeys * kPitch; }
 
   // What this thread's rows see of the branches that see ranges.
   __device__ __forceinline__ void compressed_ranges(int32_t (&low)[kOwn], int32_t (&high)[kOwn]) const {
 #pragma unroll
     for (int half = 0; half < kOwn; ++half) {
-      low[half] = place[half].compressed_begin;
-      high[half] = low[half] + (place[half].place < 0 ? 0 : compressed_before(all_, place[half].place + 1));
+      low[half] = place(half).compressed_begin;
+      high[half] = low[half] + (place(half).place < 0 ? 0 : compressed_before(all_, place(half).place + 1));
     }
   }
   __device__ __forceinline__ RangeSteps compressed_steps() const {
@@ -154,7 +148,7 @@ class QueryTile {
   __device__ __forceinline__ void window_ranges(int32_t (&low)[kOwn], int32_t (&high)[kOwn]) const {
 #pragma unroll
     for (int half = 0; half < kOwn; ++half) {
-      const Place& own = place[half];
+      const Place own = place(half);
       low[half] = own.key_begin + max(own.place - all_.window + 1, 0);
       high[half] = own.place < 0 ? low[half] : own.key_begin + own.place + 1;
     }
@@ -177,17 +171,17 @@ class QueryTile {
     while (now.rows > 0) {
       ptx::cp_async_wait_group<0>();
       __syncthreads();  // the step has come, and everyone is done with the one before it
-      Steps after = steps;
-      const KeyStep following = after.next();
+      const KeyStep following = steps.next();
       if (following.rows > 0) load_step(following, keys, values, with_values, 1 - stage);
       ptx::cp_async_commit_group();
-      body(steps, now, stage);
-      steps = after, now = following, stage = 1 - stage;
+      body(now, stage);
+      now = following, stage = 1 - stage;
     }
     ptx::cp_async_wait_group<0>();
   }
 
-  // Branch by branch of the lists: body(steps, step, stage) with `low`, `high` and `times` set by see_block.
+  // body(step, stage, low, high, times) for the blocks that the tokens' lists name: what the thread's rows see of the
+  // step, and how often their lists have the block.
   template <class Body>
   __device__ __forceinline__ void walk_lists(const Body& body) {
     __shared__ int32_t repeats;
@@ -211,20 +205,20 @@ class QueryTile {
       __syncthreads();
       BlockSteps steps(bits, words, blocks, all_.block_size, key_begin, key_begin + last + 1);
       const bool any_repeats = repeats != 0;
-      walk(steps, all_.key, all_.value, true, [&](const BlockSteps& at, const KeyStep& step, int stage) {
+      walk(steps, all_.key, all_.value, true, [&](const KeyStep& step, int stage) {
         int32_t low[kOwn], high[kOwn];
         float times[kOwn];
 #pragma unroll
         for (int half = 0; half < kOwn; ++half) {
-          const int32_t own = slot[half];
-          const bool is_chosen = place[half].place >= 0 && own >= begin && own < end &&
-                                 (bits[at.block() * words + own / 32] >> (own % 32) & 1) != 0;
+          const int32_t own = slot(half);
+          const bool is_chosen = place(half).place >= 0 && own >= begin && own < end &&
+                                 (bits[step.block * words + own / 32] >> (own % 32) & 1) != 0;
           low[half] = step.first;
-          high[half] = is_chosen ? min(step.first + step.rows, key_begin + place[half].place + 1) : step.first;
+          high[half] = is_chosen ? min(step.first + step.rows, key_begin + place(half).place + 1) : step.first;
           times[half] = 1.0f;
-          if (any_repeats && is_chosen) {
+          if (kBlocks == 1 && any_repeats && is_chosen) {  // lists that are chosen name no block twice
             int32_t count = 0;
-            for (int32_t i = 0; i < all_.list_length; ++i) count += lists[own * all_.list_length + i] == at.block();
+            for (int32_t i = 0; i < all_.list_length; ++i) count += lists[own * all_.list_length + i] == step.block;
             times[half] = static_cast<float>(count);
           }
         }
@@ -245,10 +239,10 @@ class QueryTile {
     return (static_cast<int64_t>(batch) * all_.queries + token) * all_.key_heads + key_head;
   }
   __device__ __forceinline__ int64_t statistic_at(int half) const {
-    return (static_cast<int64_t>(batch) * all_.heads + head[half]) * all_.queries + first_token + slot[half];
+    return (static_cast<int64_t>(batch) * all_.heads + head(half)) * all_.queries + first_token + slot(half);
   }
   __device__ __forceinline__ float gate(int branch, int half) const {
-    return exists[half] ? gate_at<Element>(all_.gates[branch], batch, first_token + slot[half], head[half]) : 0.0f;
+    return exists(half) ? gate_at<Element>(all_.gates[branch], batch, first_token + slot(half), head(half)) : 0.0f;
   }
 
   // A warp's rows of results by way of its own rows of queries, which nobody reads any more.
@@ -276,10 +270,6 @@ class QueryTile {
 
   int32_t batch, key_head, first_token, tokens, lane, warp;
   int32_t first_slot, end_slot;
-  // This thread's rows: lane / 4 and 8 further of each block
-  int32_t slot[kOwn], head[kOwn];
-  bool exists[kOwn];
-  Place place[kOwn];
   // Shared memory
   Place* places;
   int32_t* lists;
