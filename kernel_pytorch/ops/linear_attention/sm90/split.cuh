@@ -267,14 +267,15 @@ __global__ void __launch_bounds__(split_threads(kConfig), 1)
   __syncthreads();
   const uint32_t tiles = ptx::shared_address(memory);
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), 0);
+  constexpr bool kManyForState = kConfig.gates == SplitGates::kValues;  // registers: an output has factors there
   if (warpgroup == 0) {
-    ptx::setmaxnreg_dec<40>();
+    ptx::setmaxnreg_dec<kManyForState && kConfig.warpgroups == 2 ? 32 : 40>();
     if (threadIdx.x < 32) produce_chunks<kConfig>(arguments, shared, tiles);
   } else if (warpgroup == 1) {
-    ptx::setmaxnreg_inc<kConfig.warpgroups == 2 ? 184 : 224>();
+    ptx::setmaxnreg_inc<kConfig.warpgroups == 1 ? 224 : kManyForState ? 144 : 184>();
     Scaler<T, kConfig>(arguments, shared, tiles).run();
   } else {
-    ptx::setmaxnreg_inc<kConfig.warpgroups == 2 ? 144 : 216>();
+    ptx::setmaxnreg_inc<kConfig.warpgroups == 1 ? 216 : kManyForState ? 168 : 144>();
     StateKeeper<T, Out, kConfig>(arguments, shared, tiles, warpgroup - 2).run();
   }
 }
