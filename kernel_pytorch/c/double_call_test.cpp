@@ -81,13 +81,17 @@ TEST(DoubleCall, EveryOpTakesFp64OnAGpu) {
   compare_devices("matmul", {{"a", {7, 5}, waves(35, 0)}, {"output", {7, 9}, {}}, {"b", {5, 9}, waves(45, 1)}});
   compare_devices("linear", {{"x", {7, 5}, waves(35, 0)}, {"output", {7, 9}, {}}, {"weight", {9, 5}, waves(45, 1)}});
   compare_devices("activation", {{"x", {7, 5}, waves(35, 0)}, {"output", {7, 5}, {}}});
-  // On the host.
-  compare_devices("softmax", {{"x", {7, 5}, waves(35, 0)}, {"output", {7, 5}, {}}});
-  compare_devices("rms_norm", {{"x", {7, 5}, waves(35, 0)}, {"output", {7, 5}, {}}, {"weight", {5}, waves(5, 2)}});
   compare_devices("attention", {{"query", {1, 2, 6, 8}, waves(96, 0)},
                                 {"key", {1, 2, 9, 8}, waves(144, 1)},
                                 {"output", {1, 2, 6, 8}, {}},
                                 {"value", {1, 2, 9, 8}, waves(144, 2)}});
+  // On the host.
+  compare_devices("softmax", {{"x", {7, 5}, waves(35, 0)}, {"output", {7, 5}, {}}});
+  compare_devices("rms_norm", {{"x", {7, 5}, waves(35, 0)}, {"output", {7, 5}, {}}, {"weight", {5}, waves(5, 2)}});
+  compare_devices("attention", {{"query", {1, 1, 6, 136}, waves(816, 0)},  // wider than the GPU's kernel takes
+                                {"key", {1, 1, 9, 136}, waves(1224, 1)},
+                                {"output", {1, 1, 6, 136}, {}},
+                                {"value", {1, 1, 9, 136}, waves(1224, 2)}});
 }
 
 }  // namespace
