@@ -54,7 +54,8 @@ TensorView tokens_of(const TensorView& view, const Request& request) {
 
 bool is_chunk(const Attend& problem, int64_t index) {
   const TensorView &keys = problem.key_cache, &values = problem.value_cache;
-  // The tiles of `attention` sum keys in another order, which would make a row's bits depend on how many rows there are.
+  // The tiles of `attention` sum keys in another order, which would make a row's bits depend on how many rows there
+  // are.
   if (problem.batch_invariant) return false;
   // ALiBi is kept relative to the least that it takes off by the tasks of pages alone.
   if (keys.dtype != problem.query.dtype || problem.mask.is_present() || problem.alibi_slopes.is_present() ||
