@@ -307,3 +307,16 @@ def test_shapes_with_too_few_or_too_many_dimensions_are_named():
     ends = torch.tensor([0, 6])
     ours = attention(*packed, cu_seqlens_q=ends, cu_seqlens_k=ends, query_segment_ids=ids)
     torch.testing.assert_close(ours.transpose(0, 1), shared[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": (37, 0)}])
+def test_a_rows_bits_do_not_depend_on_how_many_queries_there_are(dtype, options):
+    generator = torch.Generator().manual_seed(5)
+    query = torch.randn(2, 8, 40, 32, generator=generator).to(dtype)
+    key, value = (torch.randn(2, 2, 1200, 32, generator=generator).to(dtype) for _ in range(2))
+    rows = [
+        attention(query[:, :, 40 - count :], key, value, batch_invariant=True, **options)[:, :, -1]
+        for count in range(1, 41)
+    ]
+    assert [count for count, row in enumerate(rows, 1) if not torch.equal(row, rows[0])] == []

@@ -139,3 +139,28 @@ def test_refusals_name_the_argument_and_the_cure(change, sentence):
     tensors = [arguments.pop(name) for name in ("query", "keys", "values", "tables", "lengths")]
     with pytest.raises((RuntimeError, ValueError), match=sentence):
         functional.paged_attention(*tensors, **arguments)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": (37, 0)}, {"window": (1500, 0)}, {"causal": False}])
+def test_a_rows_bits_do_not_depend_on_queries_or_neighbours(options):
+    generator = torch.Generator().manual_seed(2)
+    keys, values = (torch.randn(600, 4, 2, 16, generator=generator) for _ in range(2))
+    tables = torch.randperm(600, generator=generator)[:588].view(2, 294).int()
+    query, other = (torch.randn(count, 8, 16, generator=generator) for count in (40, 20))
+    last = []
+    for count in range(1, 41):
+        own, length = query[40 - count :], torch.tensor([1170], dtype=torch.int32)
+        alone = functional.paged_attention(own, keys, values, tables[:1], length, batch_invariant=True, **options)
+        among = functional.paged_attention(
+            torch.cat([other, own]),
+            keys,
+            values,
+            tables.flip(0).contiguous(),
+            torch.tensor([333, 1170], dtype=torch.int32),
+            cu_seqlens_q=torch.tensor([0, 20, 20 + count], dtype=torch.int32),
+            batch_invariant=True,
+            **options,
+        )
+        assert torch.equal(alone, among[20:])
+        last.append(alone[-1])
+    assert [count for count, row in enumerate(last, 1) if not torch.equal(row, last[0])] == []

@@ -137,7 +137,8 @@ def attention(
         score_mod: (score, batch, head, q, k, *captured) -> score; mask_mod: (batch, head, q, k, *captured) -> bool.
         captured: tensors that the mods read; those of floating types get gradients.
         deterministic: bitwise equal gradients from run to run; None asks torch.are_deterministic_algorithms_enabled().
-        batch_invariant: a row's bits do not depend on what else is in the batch.
+        batch_invariant: a row's bits do not depend on what else is in the batch; on the CPU nor on how many queries
+            its sequence has.
         allow_tf32: fp32 on a GPU: operands of products may be rounded to tf32's 11 bits, for a third of the work; None
             asks torch.backends.cuda.matmul.fp32_precision.
 

@@ -1,5 +1,6 @@
 """Layers of Hugging Face's that compute attention themselves and not by its interface: Bloom, Falcon, GPT-J, CodeGen,
-GPT-Neo, MPT and XGLM. Each family's function does what its layer does around the scores, and gives the rest to the pages."""
+GPT-Neo, MPT and XGLM. Each family's function does what its layer does around the scores, and gives the rest to the
+pages."""
 
 from __future__ import annotations
 

@@ -20,6 +20,9 @@ constexpr const char* kOtherScores =
     "packed";
 constexpr const char* kOtherPlaces = "aligns queries with the last keys; causal_offset asks for other places";
 constexpr const char* kOtherTypes = "takes one dense last dimension and one type, which its output has too";
+constexpr const char* kInvariant =
+    "sums keys in another order than the kernel of many queries; with batch_invariant a row's bits do not depend on "
+    "how many there are";
 
 bool is_dense(const TensorView& view) {
   return view.sizes[3] <= 1 || view.strides[3] == 1;
@@ -46,6 +49,7 @@ registry::Support supports(const ForwardProblem& problem, const DeviceInfo& devi
       sizes.queries == 0 || sizes.keys == 0 || sizes.key_heads == 0 || sizes.keys >= int64_t{1} << 31) {
     return registry::Support::no(kManyQueries);
   }
+  if (problem.scoring.batch_invariant) return registry::Support::no(kInvariant);
   if (!has_plain_scores(problem.scoring, sizes)) return registry::Support::no(kOtherScores);
   if (asks_places(problem.scoring) && problem.scoring.causal_offset.has_value()) {
     return registry::Support::no(kOtherPlaces);
@@ -121,7 +125,6 @@ void run_sequences(const ForwardProblem& problem, int64_t first, int64_t count, 
       .softcap = scoring.softcap,
       .window_left = scoring.window_left,
       .window_right = scoring.window_right,
-      .batch_invariant = scoring.batch_invariant,
       .output = tokens_of(problem.output, first, count)};
   if (scoring.alibi_slopes.is_present()) {
     attend.alibi_slopes = contiguous_view(const_cast<float*>(scoring.alibi_slopes.as<const float>()), DType::kFloat32,

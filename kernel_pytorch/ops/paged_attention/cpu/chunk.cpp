@@ -54,6 +54,9 @@ TensorView tokens_of(const TensorView& view, const Request& request) {
 
 bool is_chunk(const Attend& problem, int64_t index) {
   const TensorView &keys = problem.key_cache, &values = problem.value_cache;
+  // The tiles of `attention` sum keys in another order, which would make a row's bits depend on how many rows there
+  // are.
+  if (problem.batch_invariant) return false;
   // ALiBi is kept relative to the least that it takes off by the tasks of pages alone.
   if (keys.dtype != problem.query.dtype || problem.mask.is_present() || problem.alibi_slopes.is_present() ||
       problem.key_scale.is_present() || problem.value_scale.is_present()) {
@@ -91,7 +94,6 @@ void attend_chunk(const Attend& problem, int64_t index, Context& context) {
   chunk.options.causal = problem.causal;
   chunk.options.window_left = problem.window_left;
   chunk.options.window_right = problem.window_right;
-  chunk.options.batch_invariant = problem.batch_invariant;
   float* lse = nullptr;
   if (problem.lse.is_present()) {
     lse = static_cast<float*>(inner.scratch->allocate(static_cast<size_t>(heads * request.queries) * sizeof(float)));

@@ -123,7 +123,7 @@ void run(const Attend& problem, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("paged_attention cpu 5");
+  return hash_text("paged_attention cpu 6");
 }
 
 }  // namespace

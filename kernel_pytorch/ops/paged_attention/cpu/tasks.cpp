@@ -20,7 +20,7 @@ struct Rows {
   Request request;
   int64_t first_row, rows;
   KeyRange keys;
-  int64_t parts;
+  int64_t parts, first_part;  // where the first one would begin
   int64_t most_heads;
 };
 
@@ -39,10 +39,17 @@ std::vector<Rows> rows_of(const Attend& problem, const std::vector<bool>& are_do
       const int64_t count = std::min(kTileRows, rows - first);
       const KeyRange oldest = keys_seen(problem, request, request.position(first / group));
       const KeyRange newest = keys_seen(problem, request, request.position((first + count - 1) / group));
-      const KeyRange keys{oldest.first, std::max(oldest.last, newest.last)};
-      const int64_t parts = rows > kTileRows ? 1 : std::max<int64_t>(divide_up(keys.last - keys.first, part_keys), 1);
+      KeyRange keys{oldest.first, std::max(oldest.last, newest.last)};
+      int64_t first_part = keys.first;
+      if (problem.batch_invariant) {
+        // Cut at the same keys whatever rows stand together, so that a row's bits do not depend on them.
+        keys.first = keys.first / kTileKeys * kTileKeys;
+        first_part = keys.first / part_keys * part_keys;
+      }
+      const bool is_whole = rows > kTileRows && !problem.batch_invariant;
+      const int64_t parts = is_whole ? 1 : std::max<int64_t>(divide_up(keys.last - first_part, part_keys), 1);
       const int64_t most_heads = has_heads_first ? 1 : std::min(key_heads, kTileRows / Task::padded_rows(count));
-      all.push_back({index, request, first, count, keys, parts, most_heads});
+      all.push_back({index, request, first, count, keys, parts, first_part, most_heads});
     }
   }
   return all;
@@ -68,8 +75,8 @@ std::vector<Task> tasks_of(const Attend& problem, const std::vector<bool>& are_d
       for (int64_t part = 0; part < rows.parts; ++part) {
         KeyRange keys = rows.keys;
         if (rows.parts > 1) {
-          const int64_t first = keys.first + part * part_keys;
-          keys = {first, std::min(keys.last, first + part_keys)};
+          const int64_t first = rows.first_part + part * part_keys;
+          keys = {std::max(keys.first, first), std::min(keys.last, first + part_keys)};
         }
         tasks.push_back({rows.index, rows.request, head, std::min(step, key_heads - head), rows.first_row, rows.rows,
                          keys, part, rows.parts});

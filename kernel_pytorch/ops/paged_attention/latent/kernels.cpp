@@ -1,4 +1,8 @@
 // The kernels of attention over latent rows, best first, and the problems they are tested on.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
 #include "kernel_pytorch/base/error.h"
 #include "kernel_pytorch/ops/paged_attention/latent/operation.h"
 #include "kernel_pytorch/registry/declared.h"
@@ -62,14 +66,45 @@ registry::Filling latent_filling(const Latent& problem, std::string_view tensor)
   return registry::detail::declared_filling(kLatentFields, &problem, tensor);
 }
 
+// Rows that nobody sees may hold anything: they become NaN, in every type.
+void poison(const Latent& problem) {
+  const int64_t page_size = problem.latent_cache.sizes[1], pages = problem.latent_cache.sizes[0];
+  std::vector<bool> is_seen(static_cast<size_t>(pages * page_size));
+  if (problem.indices.is_present()) {
+    for (int64_t i = 0; i < problem.indices.element_count(); ++i) {
+      const int32_t slot = problem.indices.as<const int32_t>()[i];
+      if (slot >= 0) is_seen[static_cast<size_t>(slot)] = true;
+    }
+  } else {
+    const int64_t table = problem.block_tables.sizes[1];
+    for (int64_t request = 0; request < problem.seq_lens.sizes[0]; ++request) {
+      const int64_t keys = std::min<int64_t>(problem.seq_lens.as<const int32_t>()[request], table * page_size);
+      for (int64_t key = 0; key < keys; ++key) {
+        const int32_t page = problem.block_tables.as<const int32_t>()[request * table + key / page_size];
+        if (page >= 0) is_seen[static_cast<size_t>(page * page_size + key % page_size)] = true;
+      }
+    }
+  }
+  for (const TensorView* view : {&problem.latent_cache, &problem.rope_cache, &problem.latent_scale}) {
+    if (!view->is_present()) continue;
+    const int64_t row_bytes = view->sizes[2] * size_of(view->dtype);
+    for (size_t row = 0; row < is_seen.size(); ++row) {
+      char* const to = view->as<char>() + static_cast<int64_t>(row) * row_bytes;
+      if (!is_seen[row]) std::memset(to, 0xff, static_cast<size_t>(row_bytes));
+    }
+  }
+}
+
 void set_latent_inputs(const Latent& problem) {
   const TensorView& slots = problem.indices.is_present() ? problem.indices : problem.block_tables;
   for (int64_t i = 3; i < slots.element_count(); i += 17) slots.as<int32_t>()[i] = -1;
-  if (!problem.seq_lens.is_present()) return;
-  const int64_t requests = problem.seq_lens.sizes[0];
-  auto* lengths = problem.seq_lens.as<int32_t>();
-  if (requests > 0) lengths[0] = static_cast<int32_t>(problem.block_tables.sizes[1] * problem.latent_cache.sizes[1]);
-  if (requests > 2) lengths[1] = 0;
+  if (problem.seq_lens.is_present()) {
+    const int64_t requests = problem.seq_lens.sizes[0];
+    auto* lengths = problem.seq_lens.as<int32_t>();
+    if (requests > 0) lengths[0] = static_cast<int32_t>(problem.block_tables.sizes[1] * problem.latent_cache.sizes[1]);
+    if (requests > 2) lengths[1] = 0;
+  }
+  poison(problem);
 }
 
 registry::Cost latent_cost(const Latent& problem) {
