@@ -68,6 +68,7 @@ void multiply_dots([[maybe_unused]] const ThinDotsTask& task) {
 #endif
 }
 
+#if defined(__x86_64__)
 int64_t padded_rows(int64_t count) {
   return (count + 15) / 16 * 16;
 }
@@ -87,6 +88,7 @@ PanelPlan panel_plan_of(const Product& problem, const Context& context) {
           padded_rows(few),
           std::max<int64_t>(many / chunk + (many % chunk >= 6 ? 1 : 0), 1)};
 }
+#endif
 
 void run_panel([[maybe_unused]] const Product& problem, [[maybe_unused]] Context& context) {
 #if defined(__x86_64__)

@@ -31,8 +31,7 @@ KP_PRIMITIVE cpu::PairOf<T> drop2(cpu::PairOf<T> pair, const SpanBits& bits, con
     return {drop(pair.low, bits, dropout, j), drop(pair.high, bits, dropout, j + kLanes)};
   } else {
     const cpu::VecU drawn = cpu::load_storage<cpu::VecU>(bits.first + j);
-    return {cpu::select((drawn & 0xffffu) < dropout.threshold, Vec{}, pair.low * dropout.scale),
-            cpu::select((drawn >> 16) < dropout.threshold, Vec{}, pair.high * dropout.scale)};
+    return {drop_below(drawn & 0xffffu, dropout, pair.low), drop_below(drawn >> 16, dropout, pair.high)};
   }
 }
 

@@ -32,12 +32,25 @@ KP_PRIMITIVE Vec float_sigmoid(Vec x) {
   const __m512 error = reinterpret_cast<__m512>(1.0f - sum * reinterpret_cast<Vec>(estimate));
   return reinterpret_cast<Vec>(_mm512_maskz_fmadd_ps(is_normal, estimate, error, estimate));
 }
+#elif defined(__AVX2__)
+// The same where a power is added to the exponent's bits: between the bounds it and the result are normal.
+KP_PRIMITIVE Vec float_sigmoid(Vec x) {
+  constexpr float kRounder = 12582912.0f;  // adding it leaves a whole number in the lowest bits
+  const Vec bounded = cpu::max(cpu::broadcast(-87.0f), cpu::min(cpu::broadcast(87.0f), x));  // hands a NaN on
+  const Vec rounded = cpu::fma_once(bounded, cpu::broadcast(-1.44269504f), cpu::broadcast(kRounder));
+  const Vec rest = cpu::fma_once(bounded, cpu::broadcast(-1.925963e-8f),
+                                 cpu::fma_once(bounded, cpu::broadcast(-1.44269504f), kRounder - rounded));
+  const Vec fraction = cpu::polynomial(rest, 0.0001534581189f, 0.001339993122f, 0.009618488958f, 0.05550328777f,
+                                       0.2402264689f, 0.6931472057f, 1.0f);
+  const Vec power = cpu::from_bits(cpu::bits_of(fraction) + (cpu::bits_of(rounded) << 23));
+  return cpu::select(x < -87.0f, Vec{}, 1.0f / (1.0f + power));
+}
 #endif
 
 template <int kBits>
 KP_PRIMITIVE Vec sigmoid(Vec x) {
   if constexpr (kBits == kFloatBits) {
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
     return float_sigmoid(x);
 #else
     return cpu::sigmoid(x);

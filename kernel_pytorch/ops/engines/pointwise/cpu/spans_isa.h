@@ -35,10 +35,14 @@ KP_PRIMITIVE void draw(SpanBits& bits, const DropoutRows& dropout, int64_t eleme
   bits.first = bits.storage + skipped;
 }
 
+// Numbers of 16 bits, compared with signs: AVX2 has no other comparison.
+KP_PRIMITIVE Vec drop_below(cpu::VecU drawn, const DropoutRows& dropout, Vec value) {
+  return cpu::select(reinterpret_cast<cpu::VecI>(drawn) < static_cast<int32_t>(dropout.threshold), Vec{},
+                     value * dropout.scale);
+}
 // Reading past a span's end stays inside the storage.
 KP_PRIMITIVE Vec drop(Vec value, const SpanBits& bits, const DropoutRows& dropout, int64_t j) {
-  const cpu::VecU drawn = cpu::widen_bits(cpu::load_storage<cpu::VecU16>(bits.first + j));
-  return cpu::select(drawn < dropout.threshold, Vec{}, value * dropout.scale);
+  return drop_below(cpu::widen_bits(cpu::load_storage<cpu::VecU16>(bits.first + j)), dropout, value);
 }
 
 template <class T>
