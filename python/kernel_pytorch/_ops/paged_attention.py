@@ -81,8 +81,8 @@ def paged_attention(
         alibi_slopes: fp32 [heads], subtracts slope * |key - position|.
         mask: bool [requests, n, n] for drafts that form a tree: whether new token i sees new token j.
         key_scale, value_scale: of caches in few bits: a number, [key_heads], or [pages, page_size, key_heads].
-        batch_invariant: the bits of a request do not depend on the others in the batch; on the CPU a row's bits do not on
-            how many queries its request has either, for which prompts take longer.
+        batch_invariant: the bits of a request do not depend on the others in the batch; on the CPU a row's bits do not
+            on how many queries its request has either, for which prompts take longer.
         out: where the result is written, [tokens, heads, value size].
         cache_layout: "nhd" (rows of a page before heads) or "hnd".
         return_lse: also the logarithms of the sums of exponentials, fp32 [heads, tokens], natural.

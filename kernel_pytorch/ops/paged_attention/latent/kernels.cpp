@@ -121,7 +121,7 @@ registry::Cost latent_cost(const Latent& problem) {
 constexpr const char* kLatentShapes = R"(
     fp32 bf16 fp16: 1x1x1 keys=1; 3x1x16 keys=300 page_size=64; 2x2x20 keys=90; 3x1x5 keys=70 ragged=1 page_size=1
     2x3x7 value_size=40 rope_size=8 keys=50 page_size=3; 2x1x16 keys=90 cache=e4m3; 2x1x40 keys=60 top=37 page_size=4
-    3x2x40 keys=300 page_size=64; 2x1x128 keys=140 page_size=64; 1x2x36 keys=70 cache=e4m3 causal=0 batch_invariant=1
+    7x2x40 keys=300 page_size=64; 2x1x128 keys=140 page_size=64; 1x2x36 keys=70 cache=e4m3 causal=0 batch_invariant=1
     3x1x16 keys=2 cache=e4m3 top=70; 0x1x2; 2x1x2 keys=0
 )";
 }  // namespace
