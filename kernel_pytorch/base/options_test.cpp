@@ -96,7 +96,8 @@ TEST(Options, NonsenseIsReportedAndIgnored) {
         Case{"KERNEL_PYTORCH_THREADS", "99999"}, Case{"KERNEL_PYTORCH_THREADS", "99999999999999999999"},
         Case{"KERNEL_PYTORCH_CUBIN_CACHE_MB", "1e3"}, Case{"KERNEL_PYTORCH_LOG", "loud"},
         Case{"KERNEL_PYTORCH_CPU_ISA", "avx512"}, Case{"KERNEL_PYTORCH_AUTOTUNE", "yes please"}}) {
-    const Environment no_cap{{"KERNEL_PYTORCH_CPU_ISA", ""}};  // which a run of the tests may have set
+    // Which a run of the tests may have set.
+    const Environment unset{{"KERNEL_PYTORCH_CPU_ISA", ""}, {"KERNEL_PYTORCH_THREADS", ""}};
     const Environment set{{wrong.variable, wrong.value}};
     testing::internal::CaptureStderr();
     const Options read = read_environment();
