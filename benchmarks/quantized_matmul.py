@@ -104,7 +104,7 @@ def targets(device: torch.device, seconds: float) -> list[dict[str, Any]]:
         }
         for rows in row_counts:
             x = torch.randn(rows, inner, device=device, dtype=torch.bfloat16)
-            ways: dict[str, measure.Way] = {"torch bf16": lambda i, x=x: torch_functional.linear(x, weights[i])}
+            ways: dict[str, measure.Way] = {"torch bf16": lambda i, x=x, w=weights: torch_functional.linear(x, w[i])}
             for name, made in stored.items():
                 ways[name] = lambda i, made=made, x=x: functional.quantized_matmul(x, made[i])
                 part = slice(out // 2, out // 2 + 512)
@@ -114,8 +114,8 @@ def targets(device: torch.device, seconds: float) -> list[dict[str, Any]]:
                     if name != "int4":
                         ways[f"{name}, {label}"] = with_kernel("quantized_matmul", choice, ways[name])
             if rows >= 64:
-                ways["mxfp4, fp8 rows"] = lambda i, x=x: functional.quantized_matmul(
-                    x, stored["mxfp4"][i], activations="fp8"
+                ways["mxfp4, fp8 rows"] = lambda i, x=x, made=stored["mxfp4"]: functional.quantized_matmul(
+                    x, made[i], activations="fp8"
                 )
             times = measure.compare(ways, count, device, seconds)
             theirs = times["torch bf16"].median_us

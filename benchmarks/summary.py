@@ -26,6 +26,10 @@ NO_COMPARISON = {
     "cpu_zoo.json": "counts of models",
     "*.txt": "notes of single measurements",
     "cpu_sparse_attention.json": "its peer is our own dense attention",
+    "h200_native_sparse_attention.json": "its peer is our own dense attention",
+    "h200_delta_rule.json": "ours alone",
+    "h200_mla_decode.json": "ours alone",
+    "h200_paged_decode.json": "ours alone",
     "cpu_sparse_perplexity.json": "perplexities",
     "cpu_sparse_blocks.json": "perplexities",
     "cpu_sparse_training.json": "perplexities",
@@ -39,6 +43,7 @@ NO_COMPARISON = {
     "h200_ring_attention.json": "its peer is one call of our own",
 }
 FEW_BITS = ("nvfp4", "mxfp4", "int4", "int8")
+OTHER_CONFIGS = (", 16 warps", ", two sets", ", paired")  # timed beside the one that a call gets
 TITLES = {  # by file, or by the benchmark that wrote it
     "attention_cuda": "attention",
     "cpu_architectures": "architectures of Hugging Face and the bundled models by `optimize`",
@@ -52,6 +57,7 @@ TITLES = {  # by file, or by the benchmark that wrote it
     "paged_attention": "attention over pages",
     "mla_decode": "attention over latent rows (MLA)",
     "quantized_matmul": "products with weights in few bits",
+    "h200_few_bits": "products with weights in few bits, large weights",
     "few_rows": "linear layers of 1 to 16 rows",
     "fp8_linear": "layers and a block in FP8",
     "kpt bench": "GEMMs by `kpt bench`",
@@ -85,7 +91,9 @@ class Comparison(NamedTuple):
 
 
 def is_ours(way: str) -> bool:
-    return way.startswith(("ours", "optimize", "exact", "tolerant", "delayed", "current", "rowwise", "blockwise"))
+    return way.startswith(
+        ("ours", "cuda_", "optimize", "exact", "tolerant", "delayed", "current", "rowwise", "blockwise")
+    )
 
 
 def kind_of(way: str) -> str:
@@ -140,6 +148,14 @@ def of_texts(figures: list[dict[str, str]]) -> Iterator[Comparison]:
     "ours" those of formats in few bits are ours, each by itself; a copy is no peer of quantising.
     """
     problems: dict[str, dict[str, float]] = defaultdict(dict)
+    if figures and "way" in figures[0]:  # a line for each way (quantized_matmul.py --targets)
+        for figure in figures:
+            way, name = figure["way"], "ours, " if figure["way"].startswith((*FEW_BITS, "fp8")) else ""
+            if way != "copy" and not way.endswith(OTHER_CONFIGS):
+                problems[figure["what"]][name + way] = float(figure["µs"])
+        for times in problems.values():
+            yield from of_times(times)
+        return
     for figure in figures:
         what, _, peer = figure["what"].partition(", against ")
         own = ["ours"] if "ours" in figure else [name for name in FEW_BITS if "copy" not in what and name in figure]

@@ -89,8 +89,7 @@ constinit const registry::Kernel<Forward> kReference{
 
 constinit const registry::Operation<Forward> kForward = registry::declared<Forward, kForwardFields, flops>(
     {.name = "attention_fp8_forward",
-     // kSm90 is behind: its present text has not passed `kpt verify` on a GPU (sm90/forward_fp8/NOTES.md).
-     .kernels = registry::kernel_list<kRounded, kSm90, kReference>,
+     .kernels = registry::kernel_list<kSm90, kRounded, kReference>,
      .describe = describe,
      .precision = precision,
      .request = {.shape = "batch heads queries size", .sizes = "keys=queries key_heads=heads value_size=size"},

@@ -116,7 +116,8 @@ __global__ void __launch_bounds__(kGateThreads) sum_gates(const __grid_constant_
 // eighth strip of tokens. kMakesTerms: what gate_terms does as well, in the same pass.
 template <class T, bool kMakesTerms>
 __device__ __forceinline__ void sum_columns(const GateArguments& arguments) {
-  constexpr int kWarps = kGateThreads / 32, kStrip = 8;
+  constexpr int kWarps = kGateThreads / 32;
+  constexpr int kStrip = kMakesTerms && sizeof(T) == 4 ? 4 : 8;  // of fp32 eight spill
   __shared__ float strip_sums[kWarps][32];
   const int head = blockIdx.x % arguments.heads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int column = blockIdx.y * kGateColumns + lane;

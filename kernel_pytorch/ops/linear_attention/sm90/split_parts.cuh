@@ -11,8 +11,8 @@
 namespace kernel_pytorch::linear_attention {
 
 // A window is the part of a chunk whose gates sum to so little that e^(half of it) and its inverse are numbers of the
-// element type: nearly always the whole chunk.
-struct SplitSlot {
+// element type: nearly always the whole chunk. Factors are read in pairs, hence aligned.
+struct alignas(16) SplitSlot {
   float factors[128];  // what each gated channel of the state is multiplied by in front of the window
   int32_t begin, end;  // in the chunk
   bool is_last;        // of the chunk
