@@ -44,6 +44,7 @@ void check(const Backward& problem, Device device);
 extern const registry::Operation<Forward> kForward;
 extern const registry::Operation<Backward> kBackward;
 extern const registry::Kernel<Forward> kForwardReference, kForwardCpu, kForwardCuda, kForwardSm90, kForwardSm90Split;
-extern const registry::Kernel<Backward> kBackwardReference, kBackwardCpu, kBackwardCuda, kBackwardSm90, kBackwardSm90Split;
+extern const registry::Kernel<Backward> kBackwardReference, kBackwardCpu, kBackwardCuda, kBackwardSm90,
+    kBackwardSm90Split;
 
 }  // namespace kernel_pytorch::linear_attention
