@@ -81,6 +81,9 @@ def test_defaults_agree() -> None:
         ("attention", "layout"),
         ("attention", "deterministic"),
         ("attention", "allow_tf32"),
+        ("matmul", "precision"),
+        ("linear", "precision"),
+        ("mlp", "precision"),
         ("select_blocks", "layout"),
         ("linear_cross_entropy", "chunk_bytes"),  # None: the core's
     }

@@ -52,7 +52,7 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "ShapeBucket": lambda: (0, (1, 2)),
     "CpuDetails": lambda: ("v3", "v3", 2, 1, 1, 1, False, 2, 2, 0, 1, 1, (2,), 0.0, "", 0, ""),
     "DeviceDescription": lambda: ("cpu",),
-    "CudaDetails": lambda: ((9, 0), 1, 1, 1, 1, 1, 1, 1, 1),
+    "CudaDetails": lambda: ("", (9, 0), 1, 1, 1, 1, 1, 1, 1, 1),
     "DeviceInfo": lambda: ("cpu", "a CPU", 1, "x"),
     "LaunchCounts": lambda: (1, 2),
     "Timing": lambda: ("name", 2.0, 1.0, 3.0, 5),

@@ -262,6 +262,9 @@ def test_chunks_of_prompts_between_decoding_requests(layout: str, dtype: torch.d
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(lse, logs, atol=4e-6, rtol=4e-6)
     first = slice(int(starts[2]), int(starts[3]))
-    alone = {**options, "cu_seqlens_q": None, "batch_invariant": True}
-    own, _ = functional.paged_attention(query[first], *given, tables[2:3], integers(lengths[2]), **alone)
-    assert torch.equal(own, found[first])
+    options["batch_invariant"] = True
+    together, _ = functional.paged_attention(query, *given, tables, integers(*lengths), **options)
+    torch.testing.assert_close(together, expected, atol=tolerance, rtol=tolerance)
+    options["cu_seqlens_q"] = None
+    own, _ = functional.paged_attention(query[first], *given, tables[2:3], integers(lengths[2]), **options)
+    assert torch.equal(own, together[first])
