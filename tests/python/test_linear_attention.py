@@ -70,7 +70,7 @@ def compare(tensors, device="cpu", mode="auto", tolerance=None):
     results = linear_attention(**ours, return_state=True, mode=mode)
     tolerance = tolerance or TOLERANCES[tensors["query"].dtype]
     grads = [torch.randn_like(x) for x in expected]
-    # A GPU refuses gradients that none has checked; the C++ tests have those of gates that it takes.
+    # On a GPU `kpt verify` compares the gradients of gates and of states.
     exact, ours = ({name: x[name] for name in has_gradient} for x in (exact, ours))
     wanted = torch.autograd.grad(expected, list(exact.values()), grads)
     given = [grad.to(device, result.dtype) for grad, result in zip(grads, results)]

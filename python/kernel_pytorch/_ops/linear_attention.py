@@ -51,8 +51,7 @@ def linear_attention(
 
     Returns:
         [batch, tokens, heads, values], contiguous, of the query's type; with return_state also the final states, of
-        initial_state's shape and type. Every input has a gradient but cu_seqlens; on CUDA those of initial_state, and
-        of gates with states, cu_seqlens or grouped heads, raise, since no GPU has checked them yet.
+        initial_state's shape and type. Every input has a gradient but cu_seqlens.
     """
     options = (decay, cu_seqlens, scale if scale is not None else query.shape[-1] ** -0.5 if query.dim() else 1.0, mode)
     if not normalize:
