@@ -6,7 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from kernel_pytorch._supports import runs_fast  # noqa: E402
+from kernel_pytorch.core import _products  # noqa: E402
 from kernel_pytorch.core._products import product, runs_here  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import kernel_pytorch  # noqa: E402
 from kernel_pytorch import _library, tuning  # noqa: E402
@@ -74,6 +76,21 @@ def test_a_product_in_fp64_is_torchs():
     assert not runs_here(torch.randn(2, 3, dtype=torch.float64)) and not runs_here(torch.randn(2, 3, device="meta"))
     assert not runs_fast("matmul", (128, 128, 128), torch.float64, CPU)
     assert any(one.supported for one in tuning.supports("matmul", (128, 128, 128), "fp64"))
+
+
+def test_a_product_in_fp32_on_a_gpu_is_asked_for_by_its_sizes(monkeypatch):
+    asked = []
+    monkeypatch.setattr(_products, "runs_fast", lambda *request: (asked.append(request[1]), True)[1])
+    with FakeTensorMode():
+        x, weight = torch.empty(3, 100, 512, device="cuda"), torch.empty(256, 512, device="cuda")
+        assert _products._runs_large_fp32(x, weight) and asked == [(256, 256, 512)]
+        narrow = torch.empty_strided((100, 512), (513, 1), device="cuda")  # rows begin anywhere
+        half = torch.empty(100, 512, device="cuda", dtype=torch.bfloat16)
+        for other in (narrow, torch.empty(0, 512, device="cuda"), half, torch.empty(100, 512)):
+            assert not _products._runs_large_fp32(other, weight)
+        monkeypatch.setattr(_products, "torch_allows_tf32", lambda: True)
+        assert not _products._runs_large_fp32(x, weight)
+    assert len(asked) == 1
 
 
 def test_the_question_is_asked_once(monkeypatch):

@@ -101,7 +101,7 @@ constexpr const char* kShapes = R"(
 
 constinit const registry::Operation<Product> kMultiply = registry::declared<Product, kProductFields, flops>(
     {.name = "matmul",
-     .kernels = registry::kernel_list<kRowSums, kThin, kSm90, kMma, kTile, kSm90Float, kMmaFloat, kMmaDouble, kCublasLt,
+     .kernels = registry::kernel_list<kRowSums, kThin, kSm90, kMma, kSm90Float, kMmaFloat, kTile, kMmaDouble, kCublasLt,
                                       kCpuThin, kCpuAmx, kCpuDots, kCpuRows, kCpu, kReference>,
      .describe = describe,
      .request = {.shape = "... m n k", .options = "order expand_b padding"},

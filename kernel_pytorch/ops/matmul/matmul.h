@@ -24,8 +24,8 @@
 // preactivation the output's; row_sums a's or fp32. Or everything fp64. NaN and infinity propagate.
 //
 // Precision: kFull multiplies as the types say, fp32 by products that are right to 2^-22 at least. The others are for
-// fp32 tensors and only ever what a caller asked for: kTf32 drops the lower 13 bits of a and b (CUDA), kBf16 rounds
-// them to bf16, kBf16x3 splits each into two bf16 and adds three products, which loses little of fp32 (relative error
+// fp32 tensors and only ever what a caller asked for: kTf32 rounds a and b to 11 bits (CUDA), kBf16 rounds them to
+// bf16, kBf16x3 splits each into two bf16 and adds three products, which loses little of fp32 (relative error
 // of a term 2^-16).
 #pragma once
 

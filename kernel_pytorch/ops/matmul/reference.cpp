@@ -17,7 +17,10 @@ namespace {
 double rounded(double value, Precision precision) {
   if (precision == Precision::kBf16) return to_float(from_float<BFloat16>(static_cast<float>(value)));
   if (precision != Precision::kTf32) return value;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(static_cast<float>(value)) & 0xffffe000u);
+  const auto word = std::bit_cast<uint32_t>(static_cast<float>(value)), magnitude = word & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return value;          // NaN
+  const bool stays_finite = magnitude < 0x7f7ff000u;  // others are cut off
+  return std::bit_cast<float>((stays_finite ? word + 0x1000u : word) & 0xffffe000u);
 }
 
 int64_t offset_of(const TensorView& view, int64_t batch, int64_t row, int64_t column) {

@@ -19,7 +19,7 @@ def matmul(a: Tensor, b: Tensor, *, precision: str | None = None) -> Tensor:
             of two types the wider is taken.
         b: [..., k, n], or a vector [k]; leading sizes broadcast, as torch.matmul's.
         precision: of fp32 products: "full" is right to fp32's rounding, "bf16" rounds both to bf16 first, "bf16x3" adds
-            three products of bf16 halves (errors near fp32's), "tf32" drops 13 bits of both, on a GPU. None is "tf32"
+            three products of bf16 halves (errors near fp32's), "tf32" rounds both to 11 bits, on a GPU. None is "tf32"
             on a GPU where torch.backends.cuda.matmul.fp32_precision is, else "full". Gradients are taken alike.
 
     Returns:

@@ -112,12 +112,12 @@ void run_quantize(const Quantize& problem, int config, Context& context) {
   const bool is_stochastic = problem.seed.is_present(), is_aligned = is_aligned_matrix(problem.x, problem.codes);
   const int entry = (cuda_type_index(problem.x.dtype) * group_format::kFormats + static_cast<int>(problem.format)) * 4 +
                     is_stochastic * 2 + is_aligned;
-  CUkern_st* kernel =
-      takes_pairs(problem, *context.info)
-          ? pairs_kernels.get(static_cast<int>(problem.format) * kPairConfigCount + config, context,
-                              [&] { return pairs_code(problem.format, config); })
-          : kernels.get(entry, context,
-                        [&] { return quantize_code(problem.x.dtype, problem.format, is_stochastic, is_aligned); });
+  CUkern_st* kernel = takes_pairs(problem, *context.info)
+                          ? pairs_kernels.get(static_cast<int>(problem.format) * kPairConfigCount + config, context,
+                                              [&] { return pairs_code(problem.format, config); })
+                          : kernels.get(entry, context, [&] {
+                              return quantize_code(problem.x.dtype, problem.format, is_stochastic, is_aligned);
+                            });
   const int64_t columns = problem.x.sizes[1];
   QuantizeArguments arguments{.x = problem.x.data,
                               .row_stride = problem.x.strides[0],

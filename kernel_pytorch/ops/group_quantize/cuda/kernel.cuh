@@ -110,8 +110,8 @@ __device__ __forceinline__ uint32_t scale_of_pairs(uint32_t amax, float tensor_s
 
 // bf16 to E2M1: the values stay in pairs. A warp has 32 units of one row; codes and scales of rows follow one another,
 // so that only rows of x that do not need their place. A lane's unit is 32 bytes, of which a load takes 16:
-//   kPaired false  those of every lane's own unit, so a load takes half of each sector and the first cache serves the rest
-//   kPaired true   neighbouring ones, and two lanes exchange halves: whole sectors for 14 more instructions
+//   kPaired false  those of every lane's own unit, so a load takes half of each sector and the first cache serves the
+//   rest kPaired true   neighbouring ones, and two lanes exchange halves: whole sectors for 14 more instructions
 template <Format kFormat, bool kPaired>
 __global__ void __launch_bounds__(kThreads, 6) quantize_pairs(const __grid_constant__ QuantizeArguments arguments) {
   constexpr int kHalf = kUnit / 4;  // words

@@ -29,8 +29,8 @@ Bits quantized_on(Device device, const std::string& kernel, Format format, const
             std::vector<uint8_t>(static_cast<size_t>(rows * kColumns / group), 0xaa)};
   OwnContext context(device);
   context->kernel_override = kernel;
-  registry::DeviceBuffer on_x(device, x.size() * 2), on_scale(device, sizeof(float)), on_codes(device, bits.codes.size()),
-      on_scales(device, bits.scales.size());
+  registry::DeviceBuffer on_x(device, x.size() * 2), on_scale(device, sizeof(float)),
+      on_codes(device, bits.codes.size()), on_scales(device, bits.scales.size());
   on_x.copy_from_host(x.data(), context->stream);
   on_scale.copy_from_host(&tensor_scale, context->stream);
   const DType scale_type = format == Format::kNvfp4 ? DType::kFloat8E4M3 : DType::kInt8;

@@ -1,7 +1,7 @@
-// Host side of the product of fp32 matrices on Hopper by wgmma of tf32. Precision tf32: operands that lie along k go to
-// the product as they are, others are turned by a pass of their own. Full: a pass splits both into parts, the product
-// adds three products of parts, and where a value is not finite or so large that a product may overflow, the product
-// of cuda_mma_fp32 runs instead; both are launched and read on the device which of them it is.
+// Host side of the product of fp32 matrices on Hopper by wgmma of tf32. Precision tf32: a pass rounds both operands and
+// puts them along k; wgmma by itself would cut them off. Full: the pass splits both into parts, the product adds three
+// products of parts, and where a value is not finite or so large that a product may overflow, the product of
+// cuda_mma_fp32 runs instead; both are launched and read on the device which of them it is.
 #include <string>
 #include <vector>
 
@@ -126,8 +126,7 @@ void run_sm90_float(const Product& problem, int config, Context& context) {
     sums = allocate_column_sums(totals, {}, sizes.m, product::split_chunks(problem.a), context);
   }
   const auto ready = [&](const TensorView& view, float* row_sums) {
-    const bool is_ready = !parts && view.strides[2] == 1 && row_sums == nullptr;
-    return is_ready ? view : product::split_operand({view, parts, careful, row_sums}, context);
+    return product::split_operand({view, parts, careful, row_sums}, context);
   };
   const product::Sm90Tensors tensors = {.a = ready(problem.a, static_cast<float*>(sums.partials[0])),
                                         .b = ready(turned(problem.b), nullptr),

@@ -14,6 +14,7 @@ namespace kernel_pytorch::matmul {
 namespace {
 
 constexpr const char* kNeedsFloat = "takes fp32";
+constexpr const char* kFloatAmd = "cuda_tile is faster on AMD's GPUs";
 constexpr const char* kNeedsDouble = "takes fp64";
 constexpr const char* kFloatPrecision = "computes the precisions full and tf32";
 constexpr const char* kFloatMisaligned = "rows of a or b do not begin at multiples of 16 bytes";
@@ -40,10 +41,10 @@ const char* size_obstacle(const Product& problem, int64_t rows_of_block) {
   return is_large ? kWideTooLarge : nullptr;
 }
 
-// Listed behind cuda_tile, which has run on GPUs, until this one has: `kpt verify matmul --dtype fp32` tries it, and an
-// override, a tuned choice or a change of places in matmul/kernels.cpp selects it.
+// On AMD's GPUs mma is made of exchanges between lanes, many more instructions than cuda_tile's FMA.
 registry::Support supports_float(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(device)) return registry::Support::no(obstacle);
+  if (device.is_amd()) return registry::Support::no(kFloatAmd);
   if (problem.a.dtype != DType::kFloat32) return registry::Support::no(kNeedsFloat);
   if (problem.up.is_present()) return registry::Support::no(kOneMatrix);
   if (problem.precision != Precision::kFull && problem.precision != Precision::kTf32) {
@@ -55,21 +56,15 @@ registry::Support supports_float(const Product& problem, const DeviceInfo& devic
   return registry::Support::unless(size_obstacle(problem, 64));  // the smaller tile
 }
 
-bool takes_large_tiles(const DeviceInfo& device) {  // AMD's GPUs do not
-  return product::float_shared_bytes(128) <= device.cuda.shared_bytes_per_block;
-}
-
-std::vector<std::string> float_configs(const Product&, const DeviceInfo& device) {
-  std::vector<std::string> texts = config_texts(kFloatConfigs);
-  if (!takes_large_tiles(device)) texts.pop_back();
-  return texts;
+std::vector<std::string> float_configs(const Product&, const DeviceInfo&) {
+  return config_texts(kFloatConfigs);
 }
 
 // Small tiles where large ones would leave multiprocessors idle.
 int float_heuristic(const Product& problem, const DeviceInfo& device) {
   const Sizes sizes = sizes_of(problem);
   const int64_t blocks = divide_up(sizes.m, 128) * divide_up(sizes.n, 128) * sizes.batch;
-  return takes_large_tiles(device) && blocks >= device.cuda.multiprocessors ? 1 : 0;
+  return blocks >= device.cuda.multiprocessors ? 1 : 0;
 }
 
 void run_float(const Product& problem, int config, Context& context) {
@@ -96,7 +91,7 @@ std::vector<DeviceCode> float_device_code() {
   return codes;
 }
 
-// The only kernel of fp64 on a GPU; it has not run on one yet.
+// The only kernel of fp64 on a GPU.
 registry::Support supports_double(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = cuda_obstacle(device)) return registry::Support::no(obstacle);
   if (problem.a.dtype != DType::kFloat64) return registry::Support::no(kNeedsDouble);
@@ -125,7 +120,8 @@ constinit const registry::Kernel<Product> kMmaFloat{.name = "cuda_mma_fp32",
                                                     .heuristic = float_heuristic,
                                                     .run = run_float,
                                                     .source_hash = product::float_source_hash,
-                                                    .device_code = float_device_code};
+                                                    .device_code = float_device_code,
+                                                    .is_fallback = true};  // cuBLAS' fp32 is as fast or faster
 
 constinit const registry::Kernel<Product> kMmaDouble{.name = "cuda_mma_fp64",
                                                      .origin = registry::Origin::kOurs,

@@ -73,7 +73,7 @@ TEST(MatmulWide, HopperTakesLargeProductsOfFp32AndSaysWhyNot) {
 
 // [n, n] by [n, n].
 std::vector<float> multiplied(const std::vector<float>& a, const std::vector<float>& b, int64_t n,
-                              const std::string& kernel) {
+                              const std::string& kernel, Precision precision = Precision::kFull) {
   const size_t bytes = a.size() * sizeof(float);
   registry::DeviceBuffer on_a(kGpu, bytes), on_b(kGpu, bytes), on_output(kGpu, bytes);
   OwnContext context(kGpu);
@@ -83,7 +83,7 @@ std::vector<float> multiplied(const std::vector<float>& a, const std::vector<flo
     return contiguous_view(buffer.data(), DType::kFloat32, {n, n}, kGpu);
   };
   context->kernel_override = kernel;
-  multiply({.a = view(on_a), .b = view(on_b), .output = view(on_output)}, context);
+  multiply({.a = view(on_a), .b = view(on_b), .precision = precision, .output = view(on_output)}, context);
   std::vector<float> output(a.size());
   on_output.copy_to_host(output.data(), context->stream);
   return output;
@@ -150,6 +150,28 @@ TEST_F(MatmulWideOnGpu, HopperIsRightToFp32sRounding) {
       for (int64_t k = 0; k < kSize; ++k) expected += double(a[i * kSize + k]) * double(b[k * kSize + j]);
       EXPECT_NEAR(output[i * kSize + j], expected, 1e-6 * expected) << i << " " << j;
     }
+  }
+}
+
+// Times the identity: what a number becomes in 11 bits.
+TEST_F(MatmulWideOnGpu, Tf32RoundsToNearestAndKeepsTheEndsOfTheRange) {
+  constexpr int64_t kSize = 24;
+  constexpr uint32_t kWords[][2] = {{0x3f800fff, 0x3f800000}, {0x3f801000, 0x3f802000}, {0xbf803000, 0xbf804000},
+                                    {0x3fffffff, 0x40000000}, {0x7f7fefff, 0x7f7fe000}, {0x7f7ff000, 0x7f7fe000},
+                                    {0xff7fffff, 0xff7fe000}, {0x7f800000, 0x7f800000}, {0xff800000, 0xff800000}};
+  const DeviceInfo& info = device_info(kGpu);
+  std::vector<float> a(kSize * kSize, 0.0f), identity(a.size(), 0.0f);
+  for (size_t i = 0; i < kSize; ++i) identity[i * kSize + i] = 1.0f;
+  for (size_t i = 0; i < std::size(kWords); ++i) a[i * kSize + i] = std::bit_cast<float>(kWords[i][0]);
+  a[20 * kSize + 20] = std::bit_cast<float>(0x7fffffff);  // a NaN, which a sum would turn into zero
+  for (const registry::Kernel<Product>* kernel : {&kTile, &kMmaFloat, &kSm90Float}) {
+    const Product asked = request({1, kSize, kSize, kSize}, DType::kFloat32, {{"precision", "tf32"}});
+    if (!kernel->supports(asked, info)) continue;
+    const std::vector<float> output = multiplied(a, identity, kSize, std::string(kernel->name), Precision::kTf32);
+    for (size_t i = 0; i < std::size(kWords); ++i) {
+      EXPECT_EQ(std::bit_cast<uint32_t>(output[i * kSize + i]), kWords[i][1]) << kernel->name << " " << i;
+    }
+    EXPECT_TRUE(std::isnan(output[20 * kSize + 20])) << kernel->name;
   }
 }
 

@@ -113,7 +113,8 @@ struct MeasureArguments {
   uint32_t* measured;  // zeros: one, or one for each row and then for each column; dense: of each block, any
 };
 
-// Scales of rows and no transposed codes, in one visit: threads of a row, and vectors of 16 bytes that each has at most.
+// Scales of rows and no transposed codes, in one visit: threads of a row, and vectors of 16 bytes that each has at
+// most.
 inline constexpr int kRowThreads = 256;
 inline constexpr int kMostRowVectors = 8;
 struct RowArguments {

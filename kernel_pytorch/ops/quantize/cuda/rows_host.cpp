@@ -12,7 +12,8 @@ namespace kernel_pytorch::quantize {
 namespace {
 
 constexpr const char* kRowSource = "kernel_pytorch/ops/quantize/cuda/rows.cuh";
-constexpr const char* kOnlyRows = "takes scales of rows alone: no transposed codes, producer, seed, amax or found_nonfinite";
+constexpr const char* kOnlyRows =
+    "takes scales of rows alone: no transposed codes, producer, seed, amax or found_nonfinite";
 constexpr const char* kRowVectors = "needs rows 16 bytes aligned and dense, a multiple of 8 columns";
 constexpr const char* kLongRows = "a row is more than 32 KB";
 constexpr const char* kNothing = "x is empty";
@@ -56,14 +57,13 @@ void run_rows(const Quantize& problem, int, Context& context) {
   const int variant = variant_of_rows(problem);
   CUkern_st* kernel = table.get((cuda_type_index(problem.x.dtype) * 2 + is_e5m2) * kRowVariants + variant, context,
                                 [&] { return rows_code(problem.x.dtype, is_e5m2, variant); });
-  RowArguments arguments{
-      .x = problem.x.data,
-      .row_stride = problem.x.strides[0],
-      .codes_stride = problem.codes.strides[0],
-      .columns = static_cast<int32_t>(problem.x.sizes[1]),
-      .rule = rule_of(problem),
-      .codes = problem.codes.as<uint8_t>(),
-      .scales = {problem.scales.as<float>(), problem.scales.strides[0], problem.scales.strides[1]}};
+  RowArguments arguments{.x = problem.x.data,
+                         .row_stride = problem.x.strides[0],
+                         .codes_stride = problem.codes.strides[0],
+                         .columns = static_cast<int32_t>(problem.x.sizes[1]),
+                         .rule = rule_of(problem),
+                         .codes = problem.codes.as<uint8_t>(),
+                         .scales = {problem.scales.as<float>(), problem.scales.strides[0], problem.scales.strides[1]}};
   cuda_device::LaunchShape shape;
   shape.grid_x = static_cast<unsigned>(problem.x.sizes[0]);
   shape.block_x = kRowThreads;

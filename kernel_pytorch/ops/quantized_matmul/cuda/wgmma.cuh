@@ -128,8 +128,8 @@ class WgmmaConsumer {
   }
   // All of a block of k; `take_next` puts the next one's chunks in place of these before the last products.
   template <int kBlock, class TakeNext>
-  __device__ __forceinline__ void multiply_span(Sums& sums, uint32_t (&words)[2][8], Chunk (&chunks)[2], uint32_t x, bool accumulate, int previous,
-                                                const TakeNext& take_next) const {
+  __device__ __forceinline__ void multiply_span(Sums& sums, uint32_t (&words)[2][8], Chunk (&chunks)[2], uint32_t x,
+                                                bool accumulate, int previous, const TakeNext& take_next) const {
     const typename Chunk::Factors factors[2] = {chunks[0].factors(), chunks[1].factors()};
     bool has_large = false;
     if constexpr (kFormat == Format::kMxfp4) {
@@ -144,9 +144,9 @@ class WgmmaConsumer {
 
   // Eight columns of every lane, while the products of those before are under way; then these products.
   template <int kBlock, int kWord, class TakeNext>
-  __device__ __forceinline__ void multiply(Sums& sums, uint32_t (&words)[2][8], const Chunk (&chunks)[2], const typename Chunk::Factors (&factors)[2],
-                                           bool has_large, uint32_t x, bool accumulate, int previous,
-                                           const TakeNext& take_next) const {
+  __device__ __forceinline__ void multiply(Sums& sums, uint32_t (&words)[2][8], const Chunk (&chunks)[2],
+                                           const typename Chunk::Factors (&factors)[2], bool has_large, uint32_t x,
+                                           bool accumulate, int previous, const TakeNext& take_next) const {
     uint32_t(&a)[8] = words[kWord % 2];
     uint32_t low[4], high[4];
     chunks[0].template decode<true>(kWord, factors[0], low);

@@ -14,10 +14,9 @@
 
 namespace kernel_pytorch::quantized_matmul {
 
-constexpr auto kWgmmaConfigFields =
-    config_fields<WgmmaConfig>(config_field<&WgmmaConfig::rows>(), config_field<&WgmmaConfig::groups>(),
-                               config_field<&WgmmaConfig::stages>(), config_field<&WgmmaConfig::spans>(),
-                               config_field<&WgmmaConfig::sets>());
+constexpr auto kWgmmaConfigFields = config_fields<WgmmaConfig>(
+    config_field<&WgmmaConfig::rows>(), config_field<&WgmmaConfig::groups>(), config_field<&WgmmaConfig::stages>(),
+    config_field<&WgmmaConfig::spans>(), config_field<&WgmmaConfig::sets>());
 constexpr ConfigFields fields_of(const WgmmaConfig&) {
   return kWgmmaConfigFields;
 }
@@ -29,8 +28,10 @@ constexpr const char* kSomeRows = "takes 3 to 192 rows; of more, decoding the we
 constexpr int64_t kFewestRows = 2, kMostRows = 192;
 
 constexpr WgmmaConfig kConfigs[] = {
-    {.rows = 16, .groups = 4, .stages = 4, .spans = 2},  {.rows = 32, .groups = 4, .stages = 3, .spans = 2},
-    {.rows = 64, .groups = 4, .stages = 3, .spans = 2},  {.rows = 96, .groups = 3, .stages = 4, .spans = 1},
+    {.rows = 16, .groups = 4, .stages = 4, .spans = 2},
+    {.rows = 32, .groups = 4, .stages = 3, .spans = 2},
+    {.rows = 64, .groups = 4, .stages = 3, .spans = 2},
+    {.rows = 96, .groups = 3, .stages = 4, .spans = 1},
     {.rows = 128, .groups = 3, .stages = 3, .spans = 1},
     {.rows = 16, .groups = 4, .stages = 4, .spans = 2, .sets = 2},
     {.rows = 32, .groups = 4, .stages = 3, .spans = 2, .sets = 2},

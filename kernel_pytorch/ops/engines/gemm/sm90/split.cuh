@@ -1,16 +1,19 @@
 // An operand of fp32 for wgmma, whose tf32 operands lie along k and keep 11 bits: [rows, k] whatever dimension was
-// dense, as it is (kParts false) or as two parts that add up to 22 bits. Of every 32 floats of a row with parts the
-// first 16 are large parts, the others the small ones of the same 16, so that a stage of the product (128 bytes of each
-// row) has both. Parts are rounded to nearest. One pass over memory. Lines begin at multiples of 16 bytes. sm_80.
+// dense, rounded to 11 bits (kParts false) or as two parts that add up to 22 bits. Of every 32 floats of a row with
+// parts the first 16 are large parts, the others the small ones of the same 16, so that a stage of the product (128
+// bytes of each row) has both. Parts are rounded to nearest. One pass over memory. Lines begin at multiples of 16
+// bytes. sm_80.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/memory.cuh"
 #include "kernel_pytorch/ops/engines/gemm/sm90/split_cuda.h"
+#include "kernel_pytorch/ops/engines/gemm/tf32.cuh"
 
 namespace kernel_pytorch::product {
 
-__device__ __forceinline__ float rounded_to_tf32(float value) {
-  return __uint_as_float((__float_as_uint(value) + 0x1000u) & 0xffffe000u);
+// Of a part, whose exponent is small or which nobody reads (SplitArguments::careful).
+__device__ __forceinline__ float rounded_part(float value) {
+  return __uint_as_float((__float_as_uint(value) + kTf32HalfStep) & 0xffffe000u);
 }
 
 // Four neighbours along k, from `k` on. True where a value needs care.
@@ -18,7 +21,8 @@ template <bool kParts>
 __device__ __forceinline__ bool store_parts(float* row, int32_t k, const float (&values)[4]) {
   const auto word = [](float value) { return __float_as_uint(value); };
   if constexpr (!kParts) {
-    ptx::st_global_v4(row + k, {word(values[0]), word(values[1]), word(values[2]), word(values[3])});
+    ptx::st_global_v4(row + k, {word(rounded_to_tf32(values[0])), word(rounded_to_tf32(values[1])),
+                                word(rounded_to_tf32(values[2])), word(rounded_to_tf32(values[3]))});
     return false;
   } else {
     float large[4], small[4];
@@ -26,8 +30,8 @@ __device__ __forceinline__ bool store_parts(float* row, int32_t k, const float (
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       is_careful |= (word(values[i]) >> 23 & 255) >= kSplitCarefulExponent;
-      large[i] = rounded_to_tf32(values[i]);
-      small[i] = rounded_to_tf32(values[i] - large[i]);
+      large[i] = rounded_part(values[i]);
+      small[i] = rounded_part(values[i] - large[i]);
     }
     float* target = row + k / kSplitGroup * (2 * kSplitGroup) + k % kSplitGroup;
     ptx::st_global_v4(target, {word(large[0]), word(large[1]), word(large[2]), word(large[3])});

@@ -11,7 +11,7 @@ namespace kernel_pytorch::product {
 
 struct SplitOperand {
   TensorView source;           // [batch, rows, k], one of the last two dense
-  bool parts;                  // else as it is
+  bool parts;                  // else rounded to tf32
   int32_t* careful = nullptr;  // of parts
   float* row_sums = nullptr;   // of one batch: [split_chunks, rows]
 };

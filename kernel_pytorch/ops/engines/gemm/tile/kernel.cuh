@@ -3,13 +3,14 @@
 // neighbouring threads write neighbouring columns. sm_80.
 #pragma once
 
+#include "kernel_pytorch/ops/engines/gemm/tf32.cuh"
 #include "kernel_pytorch/ops/engines/gemm/tile/finish.cuh"
 
 namespace kernel_pytorch::product {
 
 __device__ __forceinline__ float round_operand(float value, TileRounding rounding) {
   if (rounding == TileRounding::kNone) return value;
-  if (rounding == TileRounding::kTf32) return __uint_as_float(__float_as_uint(value) & 0xffffe000u);
+  if (rounding == TileRounding::kTf32) return rounded_to_tf32(value);
   const float high = tile::round_to<tile::BFloat16>(value);
   return rounding == TileRounding::kBf16 ? high : high + tile::round_to<tile::BFloat16>(value - high);
 }

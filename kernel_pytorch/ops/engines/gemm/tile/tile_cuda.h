@@ -51,7 +51,7 @@ inline constexpr int kDoubleSharedBytes = kDoubleStages * kDoubleStageBytes;
 static_assert(kDoubleSharedBytes <= 99 * 1024 && kDoubleSharedBytes >= kTileRowsAtOnce * kDoubleColumns * 8);
 
 enum class TileForm : uint8_t { kPlain, kGated, kGradient, kGatedGradient };  // as ops/matmul/matmul.h has them
-// What becomes of an operand before it is multiplied: nothing, 13 bits dropped, rounded to bf16 or to two of them.
+// What becomes of an operand before it is multiplied: nothing, rounded to tf32, to bf16 or to two of them.
 enum class TileRounding : uint8_t { kNone, kTf32, kBf16, kBf16Twice };
 enum class TileType : uint8_t { kFloat32, kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2, kFloat64 };
 
