@@ -97,13 +97,18 @@ def linear_attention_step_(d: Draw, name: str) -> Case:
     state_dtype = torch.float64 if dtype is torch.float64 else torch.float32
     batch, _, heads, group, columns, values = _sizes(d)
     tokens = d.between(1, 4)
-    start = d.normal((batch, heads, columns, values), state_dtype)
+    slots = batch + d.between(0, 2)
+    start = d.normal((slots, heads, columns, values), state_dtype)
+    index = torch.randperm(slots, generator=d.generator)[:batch]
     args = [d.tensor((batch, tokens, heads // group, columns), dtype) for _ in range(2)]
     value = d.tensor((batch, tokens, heads, values), dtype)
-    options = {"gate": -d.normal((batch, tokens, heads), dtype, 0.2).abs()} if d.maybe() else {}
+    options: dict[str, Any] = {"state_index": index}
+    if d.maybe():
+        options["gate"] = -d.normal((batch, tokens, heads), dtype, 0.2).abs()
 
     def reference(query: Tensor, key: Tensor, value: Tensor, state: Tensor, **options: Any) -> Any:
-        return _scan(query, key, value, initial_state=start.double(), **options)
+        chosen = start.double()[options.pop("state_index").long()]
+        return _scan(query, key, value, initial_state=chosen, **options)
 
     return Case(
         (*args, value, start.clone()),

@@ -159,13 +159,13 @@ def _linear_attention() -> None:
     for gate in (leaf(1, 6, 2), leaf(1, 6, 2, 4)):
         _both(functional.linear_attention, *heads, gate=gate, return_state=True, **options)
     step = [torch.randn(1, 1, 2, size) for size in (4, 4, 3)]
-    functional.linear_attention_step_(*step, torch.randn(1, 2, 4, 3), gate=torch.randn(1, 1, 2), decay=torch.randn(2))
     beta = leaf(1, 6, 2)
     del options["decay"]
     for gate in (leaf(1, 6, 2), leaf(1, 6, 2, 4)):
         _both(functional.delta_rule, *heads, beta, gate=gate, return_state=True, **options)
     pool, index = torch.randn(3, 2, 4, 3), torch.tensor([2])
     gates = dict(gate=torch.randn(1, 1, 2), state_index=index, cu_seqlens=torch.tensor([0, 1]))
+    functional.linear_attention_step_(*step, pool, decay=torch.randn(2), **gates)
     states = dict(initial_state=leaf(2, 3, 5), cu_seqlens=torch.tensor([0, 2, 6]))
     taps = leaf(5, 4), leaf(5)
     _both(functional.causal_conv1d, leaf(1, 6, 5), *taps, activation="silu", return_state=True, **states)

@@ -70,7 +70,7 @@ def compare(tensors, device="cpu", mode="auto", tolerance=None):
     results = linear_attention(**ours, return_state=True, mode=mode)
     tolerance = tolerance or TOLERANCES[tensors["query"].dtype]
     grads = [torch.randn_like(x) for x in expected]
-    # A GPU refuses gradients that none has checked; the C++ tests have those of gates that it takes.
+    # On a GPU `kpt verify` compares the gradients of gates and of states.
     exact, ours = ({name: x[name] for name in has_gradient} for x in (exact, ours))
     wanted = torch.autograd.grad(expected, list(exact.values()), grads)
     given = [grad.to(device, result.dtype) for grad, result in zip(grads, results)]
@@ -163,6 +163,53 @@ def test_step_writes_the_state():
     torch.testing.assert_close(state, last)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["both", "channels"])
+def test_steps_in_a_pool(kind, device):
+    tensors = {name: x.to(device) for name, x in inputs((3, 4, 2, 16), 32, kind=kind).items()}
+    start, decay = tensors.pop("initial_state"), tensors.pop("decay", None)
+    expected, last = linear_attention(**tensors, decay=decay, initial_state=start, return_state=True, mode="chunk")
+    for dtype in (torch.int32, torch.int64):
+        pool = torch.randn(7, 2, 16, 32, device=device)
+        before = pool.clone()
+        index = torch.tensor([5, 0, 2], dtype=dtype, device=device)
+        pool[index.long()] = start
+        outputs = []
+        for cut in (slice(0, 3), slice(3, 4)):  # three draft tokens, one more
+            part = {name: x[:, cut] for name, x in tensors.items()}
+            outputs.append(linear_attention_step_(state=pool, state_index=index, decay=decay, **part))
+        torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(pool[index.long()], last, rtol=1e-4, atol=1e-5)
+        others = [1, 3, 4, 6]
+        assert pool[others].equal(before[others])
+        index[1] = -1
+        fresh = linear_attention(**{name: x[1:2] for name, x in tensors.items()}, decay=decay)
+        kept = pool[0].clone()
+        output = linear_attention_step_(state=pool, state_index=index, decay=decay, **tensors)
+        torch.testing.assert_close(output[1:2], fresh, rtol=1e-4, atol=1e-5)
+        assert pool[0].equal(kept)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_drafts_of_different_lengths_in_a_pool(device):
+    ends = [0, 3, 3, 4, 9]  # tokens 9 and 10 are in no sequence
+    tensors = {name: x.to(device) for name, x in inputs((1, 11, 2, 16), 8, kind="both").items()}
+    decay, pool = tensors.pop("decay"), torch.randn(6, 2, 16, 8, device=device)
+    del tensors["initial_state"]
+    one_by_one, index = pool.clone(), torch.tensor([4, 1, -1, 0], device=device)
+    offsets = torch.tensor(ends, dtype=torch.int32, device=device)
+    output = linear_attention_step_(state=pool, state_index=index, cu_seqlens=offsets, decay=decay, **tensors)
+    assert output[:, 9:].eq(0).all()
+    for slot, begin, end in zip(index.tolist(), ends, ends[1:]):
+        state = one_by_one[slot : slot + 1] if slot >= 0 else torch.zeros(1, 2, 16, 8, device=device)
+        for token in range(begin, end):
+            part = {name: x[:, token : token + 1] for name, x in tensors.items()}
+            expected = linear_attention_step_(state=state, decay=decay, **part)
+            torch.testing.assert_close(output[:, token : token + 1], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(pool, one_by_one, rtol=1e-4, atol=1e-5)
+    assert pool[[1, 2, 3, 5]].equal(one_by_one[[1, 2, 3, 5]])
+
+
 def test_normalised_weights_sum_to_one():
     tensors = inputs((2, 60, 2, 8), 8, kind="gate")
     positive = {name: x.abs() if name in ("query", "key") else x for name, x in tensors.items()}
@@ -224,6 +271,13 @@ def test_bad_input():
         linear_attention(**tensors, cu_seqlens=torch.tensor([0, 9]))
     with pytest.raises(RuntimeError, match="mode"):
         linear_attention(**tensors, mode="fast")
+    state = tensors.pop("initial_state")
+    with pytest.raises(RuntimeError, match=r"state_index\[0\] is 3, the pool has 1"):
+        linear_attention_step_(state=state, state_index=torch.tensor([3]), **tensors)
+    with pytest.raises(RuntimeError, match="state_index has shape"):
+        linear_attention_step_(state=state, state_index=torch.tensor([0, 0]), **tensors)
+    with pytest.raises(RuntimeError, match="state_index is fp32"):
+        linear_attention_step_(state=state, state_index=torch.zeros(1), **tensors)
 
 
 @pytest.mark.parametrize("layer", [GatedLinearAttention, LightningAttention, GatedDeltaNet])

@@ -15,7 +15,6 @@ from kernel_pytorch.attention.distributed import (
     linear,
 )
 from ranks import member, spawn_to_the_end
-from torch._subclasses import FakeTensorMode
 
 from kernel_pytorch import functional as F
 
@@ -101,15 +100,6 @@ def _who_differs_is_named(rank: int) -> None:
             context_parallel_linear_attention(*heads, group=distributed.group.WORLD, **(there if rank == 1 else here))
 
 
-def _training_on_cuda_is_refused(rank: int) -> None:
-    with FakeTensorMode():
-        heads = [torch.empty(1, 5, 2, 8, device="cuda", requires_grad=True) for _ in range(3)]
-    with pytest.raises(
-        RuntimeError, match="context_parallel_linear_attention: a gradient is wanted of tensors on CUDA"
-    ):
-        context_parallel_linear_attention(*heads, group=distributed.group.WORLD)
-
-
 def _autocast_leaves_states_alone(rank: int) -> None:
     torch.manual_seed(6)
     heads = [torch.nn.functional.normalize(torch.randn(1, 60, 2, 16), dim=-1) for _ in range(3)]
@@ -148,7 +138,6 @@ def _work(rank: int, folder: str) -> None:
     with member(rank, folder, len(ENDS) - 1):
         _equal_one_process(rank)
         _who_differs_is_named(rank)
-        _training_on_cuda_is_refused(rank)
         _autocast_leaves_states_alone(rank)
         _no_call_has_more_values_than_the_run(rank)
         _gradients_are_of_the_first_order(rank)

@@ -97,6 +97,35 @@ Checks check_inputs(std::string_view op, const Problem& problem, Device device) 
   return checks;
 }
 
+// How many states initial_state has: one for each sequence, or a pool's, where state_index picks them.
+template <class Problem>
+int64_t check_pool(const Checks& checks, const Problem& problem) {
+  const Sizes sizes(problem);
+  if (!problem.state_index.is_present()) return sizes.sequences;
+  checks.shape("state_index", problem.state_index, {sizes.sequences});
+  const DType type = problem.state_index.dtype;
+  KP_CHECK(type == DType::kInt32 || type == DType::kInt64, checks.op, ": state_index is ", type,
+           "; convert it to int32 or int64");
+  KP_CHECK(is_contiguous(problem.state_index), checks.op, ": state_index is ", problem.state_index,
+           "; it must be contiguous");
+  checks.place("initial_state", problem.initial_state, 4);
+  KP_CHECK(problem.final_state.data == problem.initial_state.data, checks.op,
+           ": state_index is given, but initial_state is not written in place; use the form that does");
+  return problem.initial_state.sizes[0];
+}
+
+// On a GPU the kernel skips a slot outside the pool.
+template <class Problem>
+void check_slots(std::string_view op, const Problem& problem, const Context& context) {
+  if (!problem.state_index.is_present() || context.device().kind != DeviceKind::kCpu) return;
+  const int64_t slots = problem.initial_state.sizes[0];
+  for (int64_t i = 0; i < problem.state_index.sizes[0]; ++i) {
+    const int64_t slot = slot_of(problem, i);
+    KP_CHECK(slot >= -1 && slot < slots, op, ": state_index[", i, "] is ", slot, ", the pool has ", slots,
+             " states; name one of them, or -1 for none");
+  }
+}
+
 template <class Problem>
 void check_offsets(std::string_view op, const Problem& problem, const Context& context) {
   if (!problem.cu_seqlens.is_present()) return;

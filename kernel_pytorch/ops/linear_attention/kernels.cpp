@@ -11,8 +11,7 @@
 namespace kernel_pytorch::linear_attention {
 namespace {
 
-constexpr registry::RequestForm kRequest{.shape = "batch tokens heads columns",
-                                         .sizes = "values=columns query_heads=heads key_heads=heads offsets=2"};
+constexpr std::string_view kRequestShape = "batch tokens heads columns";
 
 // A trial's gates and decays are positive when they come here: made negative, so small that a state lives for some
 // dozens of tokens.
@@ -88,7 +87,8 @@ constinit const registry::Operation<Forward> kForward = registry::declared<Forwa
      .kernels = registry::kernel_list<kForwardSm90, kForwardSm90Split, kForwardCuda, kForwardCpu, kForwardReference>,
      .precision = precision<Forward>,
      .set_trial_inputs = set_trial_inputs<Forward>,
-     .request = kRequest,
+     .request = {.shape = kRequestShape,
+                 .sizes = "values=columns query_heads=heads key_heads=heads offsets=2 slots=batch"},
      .check = registry::check_only<Forward, check>,
      .shapes = kForwardShapes});
 constinit const registry::Operation<Backward> kBackward = registry::declared<Backward, kBackwardFields, backward_flops>(
@@ -98,20 +98,21 @@ constinit const registry::Operation<Backward> kBackward = registry::declared<Bac
          registry::kernel_list<kBackwardSm90, kBackwardCuda, kBackwardSm90Split, kBackwardCpu, kBackwardReference>,
      .precision = precision<Backward>,
      .set_trial_inputs = set_trial_inputs<Backward>,
-     .request = kRequest,
+     .request = {.shape = kRequestShape, .sizes = "values=columns query_heads=heads key_heads=heads offsets=2"},
      .check = registry::check_only<Backward, check>,
      .shapes = kBackwardShapes});
 
-constexpr auto kDeclarations = registry::join(
-    registry::differentiable<Forward, forward>("linear_attention", "linear_attention_forward", kForwardFields),
-    registry::plain<Forward, forward>("linear_attention_", kForwardFields,
-                                      {.always = "initial_state", .in_place = true}),
-    registry::plain<Backward, backward>("linear_attention_backward", kBackwardFields),
-    registry::differentiable<delta::Forward, delta::forward>("delta_rule", "delta_rule_forward", delta::kForwardFields,
-                                                             {.never = "state_index"}),
-    registry::plain<delta::Forward, delta::forward>("delta_rule_", delta::kForwardFields,
-                                                    {.always = "initial_state", .in_place = true}),
-    registry::plain<delta::Backward, delta::backward>("delta_rule_backward", delta::kBackwardFields));
+constexpr auto kDeclarations =
+    registry::join(registry::differentiable<Forward, forward>("linear_attention", "linear_attention_forward",
+                                                              kForwardFields, {.never = "state_index"}),
+                   registry::plain<Forward, forward>("linear_attention_", kForwardFields,
+                                                     {.always = "initial_state", .in_place = true}),
+                   registry::plain<Backward, backward>("linear_attention_backward", kBackwardFields),
+                   registry::differentiable<delta::Forward, delta::forward>(
+                       "delta_rule", "delta_rule_forward", delta::kForwardFields, {.never = "state_index"}),
+                   registry::plain<delta::Forward, delta::forward>("delta_rule_", delta::kForwardFields,
+                                                                   {.always = "initial_state", .in_place = true}),
+                   registry::plain<delta::Backward, delta::backward>("delta_rule_backward", delta::kBackwardFields));
 
 extern constinit const registry::OpEntry kEntry{
     .declarations = kDeclarations,

@@ -12,31 +12,31 @@ namespace {
 constexpr std::string_view kOp = "linear_attention";
 
 template <class Problem>
-Checks check_states(const Problem& problem, Device device) {
+Checks check_decay(const Problem& problem, Device device) {
   const Checks checks = check_inputs(kOp, problem, device);
-  const Sizes sizes(problem);
-  const DType state = statistic_type(checks.dtype);
-  checks.result("decay", problem.decay, {sizes.heads}, state);
-  checks.result("initial_state", problem.initial_state, {sizes.sequences, sizes.heads, sizes.columns, sizes.values},
-                state);
+  checks.result("decay", problem.decay, {problem.value.sizes[2]}, statistic_type(checks.dtype));
   return checks;
 }
 
 }  // namespace
 
 void check(const Forward& problem, Device device) {
-  const Checks checks = check_states(problem, device);
+  const Checks checks = check_decay(problem, device);
   const Sizes sizes(problem);
   const DType dtype = problem.query.dtype, state = statistic_type(dtype);
+  const int64_t states = check_pool(checks, problem);
+  checks.result("initial_state", problem.initial_state, {states, sizes.heads, sizes.columns, sizes.values}, state);
   KP_CHECK(problem.output.is_present(), kOp, ": output is missing");
   checks.result("output", problem.output, {sizes.batch, sizes.tokens, sizes.heads, sizes.values}, dtype);
-  checks.result("final_state", problem.final_state, {sizes.sequences, sizes.heads, sizes.columns, sizes.values}, state);
+  checks.result("final_state", problem.final_state, {states, sizes.heads, sizes.columns, sizes.values}, state);
 }
 
 void check(const Backward& problem, Device device) {
-  const Checks checks = check_states(problem, device);
+  const Checks checks = check_decay(problem, device);
   const Sizes sizes(problem);
   const DType dtype = problem.query.dtype, state = statistic_type(dtype);
+  checks.result("initial_state", problem.initial_state, {sizes.sequences, sizes.heads, sizes.columns, sizes.values},
+                state);
   checks.shape("grad_output", problem.grad_output, {sizes.batch, sizes.tokens, sizes.heads, sizes.values});
   checks.type("grad_output", problem.grad_output, dtype);
   checks.dense("grad_output", problem.grad_output);
@@ -65,6 +65,7 @@ void check(const Backward& problem, Device device) {
 void forward(const Forward& arguments, Context& context) {
   check(arguments, context.device());
   check_offsets(kOp, arguments, context);
+  check_slots(kOp, arguments, context);
   registry::run_best(kForward, arguments, context);
 }
 

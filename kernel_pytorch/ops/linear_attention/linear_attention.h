@@ -12,6 +12,10 @@
 // given in segments. With cu_seqlens the batch is 1 and sequence i is tokens cu_seqlens[i] up to cu_seqlens[i + 1];
 // tokens in no sequence have output 0 and gradient 0.
 //
+// With state_index, which only the form that writes in place has, initial_state is a pool [slots, heads, columns,
+// values]: sequence i reads and writes slot state_index[i]; -1 is a sequence without a state, which begins with zeros
+// and keeps none. Slots that are named twice have an undefined state.
+//
 // Backward: gradients of every input, from those of output and of final_state. Those of query and key have the heads of
 // the value: a front end adds those of a group. Types: query, key, value and output are fp32, bf16, fp16, or fp64 on
 // the CPU, all one; gates have that type or fp32; decay and states are fp32 (fp64 for fp64), and so are all sums.
@@ -33,6 +37,8 @@ inline constexpr std::string_view kQueryShape = "batch tokens query_heads column
 inline constexpr std::string_view kKeyShape = "batch tokens key_heads columns";
 inline constexpr std::string_view kValueShape = "batch tokens heads values";
 inline constexpr std::string_view kStateShape = "offsets-1 heads columns values | batch heads columns values";
+inline constexpr std::string_view kPoolShape =
+    "slots heads columns values | offsets-1 heads columns values | batch heads columns values";
 
 struct Forward {
   TensorView query{}, key{}, value{};  // last stride 1
@@ -40,7 +46,8 @@ struct Forward {
   TensorView channel_gate{};           // optional [batch, tokens, heads, columns], last stride 1
   TensorView decay{};                  // optional [heads], contiguous
   TensorView cu_seqlens{};             // optional: int32 or int64 [sequences + 1], contiguous
-  TensorView initial_state{};          // optional [sequences, heads, columns, values], contiguous
+  TensorView state_index{};            // optional: int32 or int64 [sequences], contiguous
+  TensorView initial_state{};          // optional [sequences or slots, heads, columns, values], contiguous
   double scale = 1;
   Mode mode = Mode::kAuto;
   TensorView output{};       // the value's shape, contiguous
@@ -63,14 +70,15 @@ inline constexpr auto kForwardFields = fields<Forward>(
                                           .memory = MemoryLayout::kContiguous,
                                           .key = KeyPart::kSizes,
                                           .content = "offsets query.1"}),
-    optional_input<&Forward::initial_state>({.shape = kStateShape,
-                                             .shape_by = "cu_seqlens",
+    optional_input<&Forward::state_index>({.memory = MemoryLayout::kContiguous, .content = "indices initial_state.0"}),
+    optional_input<&Forward::initial_state>({.shape = kPoolShape,
+                                             .shape_by = "state_index cu_seqlens",
                                              .dtype = "statistic query",
                                              .memory = MemoryLayout::kContiguous}),
     option<&Forward::scale>(), option<&Forward::mode>({.key = KeyPart::kValue, .choices = kModeNames}),
     output<&Forward::output>({.shape = kValueShape, .dtype = "query"}),
-    output<&Forward::final_state>({.shape = kStateShape,
-                                   .shape_by = "cu_seqlens",
+    output<&Forward::final_state>({.shape = kPoolShape,
+                                   .shape_by = "state_index cu_seqlens",
                                    .dtype = "statistic query",
                                    .wanted = "return_state",
                                    .in_place = "initial_state"}));

@@ -1,5 +1,5 @@
 // What the shape list cannot say: segments of a sequence, parts of its tokens, gates that leave every range, no tokens,
-// and bad arguments.
+// bad arguments, and pools of states, which only the form that writes in place has.
 #include "kernel_pytorch/ops/linear_attention/linear_attention.h"
 
 #include <gtest/gtest.h>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernel_pytorch/base/error.h"
+#include "kernel_pytorch/cuda/primitives_fixture_test.h"
 
 namespace kernel_pytorch::linear_attention {
 namespace {
@@ -95,6 +96,94 @@ TEST(LinearAttention, FewHeadsInPartsAreAsManyInOne) {
   for (size_t i = 0; i < one.state.size(); ++i) EXPECT_NEAR(parts.state[i], one.state[i], 1e-3) << i;
 }
 
+// Four packed sequences, one of them empty; token 9 and 10 are in none. Their states lie in a pool.
+struct Pool {
+  static constexpr int64_t kTokens = 11, kHeads = 2, kColumns = 36, kSlots = 6;
+  int64_t values;
+  std::vector<float> keys, v, gates, output, pool;
+  std::vector<int32_t> offsets{0, 3, 3, 4, 9};
+
+  explicit Pool(int64_t of_values)
+      : values(of_values),
+        keys(random_floats(kTokens * kHeads * kColumns, 0.3f)),
+        v(random_floats(kTokens * kHeads * of_values)),
+        gates(static_cast<size_t>(kTokens * kHeads), -0.1f),
+        output(static_cast<size_t>(kTokens * kHeads * of_values), -1),
+        pool(random_floats(kSlots * kHeads * kColumns * of_values)) {}
+  // Of memory that lies on `device`.
+  template <class Index>
+  Forward arguments(Device device, float* key, float* value, float* gate, int32_t* ends, Index* index, float* states,
+                    float* result) const {
+    const TensorView queries = contiguous_view(key, DType::kFloat32, {1, kTokens, kHeads, kColumns}, device);
+    const TensorView initial = contiguous_view(states, DType::kFloat32, {kSlots, kHeads, kColumns, values}, device);
+    const DType type = sizeof(Index) == 8 ? DType::kInt64 : DType::kInt32;
+    return {.query = queries,
+            .key = queries,
+            .value = contiguous_view(value, DType::kFloat32, {1, kTokens, kHeads, values}, device),
+            .gate = contiguous_view(gate, DType::kFloat32, {1, kTokens, kHeads}, device),
+            .cu_seqlens = contiguous_view(ends, DType::kInt32, {5}, device),
+            .state_index = contiguous_view(index, type, {4}, device),
+            .initial_state = initial,
+            .output = contiguous_view(result, DType::kFloat32, {1, kTokens, kHeads, values}, device),
+            .final_state = initial};
+  }
+  template <class Index>
+  void run_on_cpu(std::vector<Index> index, Mode mode) {
+    OwnContext context;
+    Forward all =
+        arguments({}, keys.data(), v.data(), gates.data(), offsets.data(), index.data(), pool.data(), output.data());
+    all.mode = mode;
+    linear_attention::forward(all, context);
+  }
+  template <class Index>
+  void run_on_gpu(const std::vector<Index>& index) {
+    const OnDevice<float> key(keys), value(v), gate(gates), states(pool), result(output);
+    const OnDevice<int32_t> ends(offsets);
+    const OnDevice<Index> slots(index);
+    OwnContext context({DeviceKind::kCuda, 0});
+    linear_attention::forward(arguments({DeviceKind::kCuda, 0}, key.data(), value.data(), gate.data(), ends.data(),
+                                        slots.data(), states.data(), result.data()),
+                              context);
+    output = result.read();
+    pool = states.read();
+  }
+};
+
+void expect_near(const std::vector<float>& ours, const std::vector<float>& theirs) {
+  ASSERT_EQ(ours.size(), theirs.size());
+  for (size_t i = 0; i < ours.size(); ++i) ASSERT_NEAR(ours[i], theirs[i], 1e-4) << i;
+}
+
+TEST(LinearAttention, StepsAndChunksInAPoolAgree) {
+  Pool steps(20), chunks(20);
+  const std::vector<float> before = steps.pool;
+  steps.run_on_cpu<int32_t>({4, 1, -1, 0}, Mode::kRecurrent);
+  chunks.run_on_cpu<int64_t>({4, 1, -1, 0}, Mode::kChunk);
+  expect_near(chunks.output, steps.output);
+  expect_near(chunks.pool, steps.pool);
+  const int64_t of_slot = Pool::kHeads * Pool::kColumns * 20;
+  for (const int64_t slot : {0, 1, 2, 3, 4, 5}) {
+    const bool is_same = std::equal(before.begin() + slot * of_slot, before.begin() + (slot + 1) * of_slot,
+                                    steps.pool.begin() + slot * of_slot);
+    EXPECT_EQ(is_same, slot != 4 && slot != 0) << slot;  // slot 1 is that of the empty sequence
+  }
+}
+
+TEST(LinearAttention, APoolOnAGpuIsThatOnTheCpu) {
+  if (!cuda_absence().empty()) GTEST_SKIP() << cuda_absence();
+  if (!jit::nvrtc_info().found) GTEST_SKIP() << jit::nvrtc_info().absence;
+  for (const int64_t values : {20, 64}) {
+    Pool expected(values), narrow(values), wide(values);
+    expected.run_on_cpu<int32_t>({4, 1, -1, 0}, Mode::kRecurrent);
+    narrow.run_on_gpu<int32_t>({4, 1, -1, 0});
+    wide.run_on_gpu<int64_t>({4, 1, Pool::kSlots, 0});  // a slot outside the pool is none
+    for (const Pool* pool : {&narrow, &wide}) {
+      expect_near(pool->output, expected.output);
+      expect_near(pool->pool, expected.pool);
+    }
+  }
+}
+
 TEST(LinearAttention, BadArguments) {
   OwnContext context;
   OneHead head(5, 0);
@@ -110,6 +199,13 @@ TEST(LinearAttention, BadArguments) {
   arguments = head.arguments();
   arguments.output = {};
   EXPECT_NE(message_of([&] { linear_attention::forward(arguments, context); }).find("output is missing"),
+            std::string::npos);
+  arguments = head.arguments();
+  std::vector<float> initial = random_floats(32);
+  std::vector<int32_t> index{0};
+  arguments.initial_state = view_of(initial, {1, 1, 8, 4});
+  arguments.state_index = contiguous_view(index.data(), DType::kInt32, {1});
+  EXPECT_NE(message_of([&] { linear_attention::forward(arguments, context); }).find("is not written in place"),
             std::string::npos);
 }
 

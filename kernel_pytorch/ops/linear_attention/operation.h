@@ -37,6 +37,17 @@ Range range_of(const Problem& problem, int64_t sequence) {
   return {0, at(sequence), at(sequence + 1)};
 }
 
+// The state that a sequence reads and writes, of indices that the host may read; -1: none.
+template <class Problem>
+int64_t slot_of(const Problem& problem, int64_t sequence) {
+  if constexpr (requires { problem.state_index; }) {
+    if (problem.state_index.is_present()) {
+      return index_at(problem.state_index.data, problem.state_index.dtype == DType::kInt64, sequence);
+    }
+  }
+  return sequence;
+}
+
 // Throw what the ops throw.
 void check(const Forward& problem, Device device);
 void check(const Backward& problem, Device device);

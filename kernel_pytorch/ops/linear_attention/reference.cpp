@@ -27,16 +27,17 @@ void clear(const TensorView& view) {
 
 using State = std::vector<double>;  // [columns, values]
 
+// An index below zero is none: zeros, and nothing is kept.
 State read_state(const TensorView& states, int64_t index, int64_t count) {
   State state(static_cast<size_t>(count), 0.0);
-  for (int64_t i = 0; states.is_present() && i < count; ++i) {
+  for (int64_t i = 0; states.is_present() && index >= 0 && i < count; ++i) {
     state[i] = load_element(states.data, states.dtype, index * count + i);
   }
   return state;
 }
 void write_state(const TensorView& states, int64_t index, const State& state) {
   const auto count = static_cast<int64_t>(state.size());
-  for (int64_t i = 0; states.is_present() && i < count; ++i) {
+  for (int64_t i = 0; states.is_present() && index >= 0 && i < count; ++i) {
     store_element(states.data, states.dtype, index * count + i, state[i]);
   }
 }
@@ -51,7 +52,10 @@ struct Head {
 
   Head(const Problem& all, int64_t of_sequence, int64_t of_head)
       : problem(all), sizes(all), range(range_of(all, of_sequence)), sequence(of_sequence), head(of_head) {}
-  int64_t state_index() const { return sequence * sizes.heads + head; }
+  int64_t state_index() const {
+    const int64_t slot = slot_of(problem, sequence);
+    return slot < 0 ? -1 : slot * sizes.heads + head;
+  }
   double query(int64_t token, int64_t i) const {
     return at(problem.query, range.batch, token, sizes.query_head(head), i);
   }
@@ -153,7 +157,7 @@ void run_backward(const Backward& problem, int, Context&) {
 }
 
 uint64_t code_version() {
-  return hash_text("linear_attention reference 1");
+  return hash_text("linear_attention reference 2");
 }
 
 }  // namespace

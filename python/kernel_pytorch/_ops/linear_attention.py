@@ -51,8 +51,7 @@ def linear_attention(
 
     Returns:
         [batch, tokens, heads, values], contiguous, of the query's type; with return_state also the final states, of
-        initial_state's shape and type. Every input has a gradient but cu_seqlens; on CUDA those of initial_state, and
-        of gates with states, cu_seqlens or grouped heads, raise, since no GPU has checked them yet.
+        initial_state's shape and type. Every input has a gradient but cu_seqlens.
     """
     options = (decay, cu_seqlens, scale if scale is not None else query.shape[-1] ** -0.5 if query.dim() else 1.0, mode)
     if not normalize:
@@ -78,20 +77,26 @@ def linear_attention_step_(
     gate: Tensor | None = None,
     decay: Tensor | None = None,
     scale: float | None = None,
+    state_index: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """`linear_attention` of one or a few new tokens, which writes the final states into `state`: what decoding needs.
 
     Args:
         query, key, value: [batch, tokens, heads, size], as `linear_attention` takes them.
         state: [batch, heads, columns, values], contiguous, fp32 (fp64 for fp64); read and written in place, no part of
-            a graph.
+            a graph. With state_index a pool of them, [slots, heads, columns, values].
         gate: [batch, tokens, heads] or [batch, tokens, heads, columns], a logarithm.
         decay: [heads], a logarithm added to every gate.
         scale: of the output; None: 1 / sqrt(columns).
+        state_index: [sequences], int32 or int64: the state of each sequence in the pool; -1 is a sequence that begins
+            with zeros and keeps nothing. No state may be named twice.
+        cu_seqlens: as of `linear_attention`: sequences of different numbers of tokens, each with a state.
     """
     scale = scale if scale is not None else query.shape[-1] ** -0.5 if query.dim() else 1.0
     by_token, by_channel = gates_of("linear_attention", gate)
-    output = _in_place(query, key, value, by_token, by_channel, decay, None, state, scale, "recurrent")
+    gates = (by_token, by_channel, decay)
+    output = _in_place(query, key, value, *gates, cu_seqlens, state_index, state, scale, "recurrent")
     return output  # type: ignore[no-any-return]
 
 

@@ -67,10 +67,6 @@ Head head_of(const Problem& problem, const Sizes& sizes, int64_t batch, int64_t 
   return rows;
 }
 
-float* state_at(const TensorView& states, const Sizes& sizes, int64_t index) {
-  return states.is_present() ? states.as<float>() + index * sizes.columns * sizes.values : nullptr;
-}
-
 // Tokens in no sequence: behind the last.
 void clear_behind(const TensorView& view, int64_t end) {
   if (!view.is_present()) return;
@@ -118,11 +114,17 @@ struct Work {
   std::vector<float> workspace() const {
     return std::vector<float>(static_cast<size_t>(kernels.workspace_floats(sizes.columns, sizes.values)));
   }
+  // Null: none.
+  float* state_at(const TensorView& states, int64_t index) const {
+    const int64_t slot = slot_of(problem, index / sizes.heads);
+    if (!states.is_present() || slot < 0) return nullptr;
+    return states.as<float>() + (slot * sizes.heads + index % sizes.heads) * sizes.columns * sizes.values;
+  }
   void read_state(const TensorView& states, int64_t index, float* state) const {
-    kernels.read_state(state_at(states, sizes, index), sizes.columns, sizes.values, state);
+    kernels.read_state(state_at(states, index), sizes.columns, sizes.values, state);
   }
   void write_state(const TensorView& states, int64_t index, const float* state) const {
-    if (float* to = state_at(states, sizes, index)) kernels.write_state(state, sizes.columns, sizes.values, to);
+    if (float* to = state_at(states, index)) kernels.write_state(state, sizes.columns, sizes.values, to);
   }
   std::vector<int64_t> chunks_of(const Head& head, const Range& range) const {
     std::vector<int64_t> bounds{range.begin};
@@ -272,7 +274,7 @@ void run_backward(const Backward& problem, int, Context& context) {
 }
 
 uint64_t code_version() {
-  return hash_text("linear_attention cpu 4");
+  return hash_text("linear_attention cpu 5");
 }
 
 }  // namespace

@@ -136,15 +136,18 @@ ScanArguments arguments_of(const Scan& scan) {
           .channel_gate = tensor_of(scan.channel_gate, scan.heads),
           .decay = scan.decay.is_present() ? scan.decay.as<const float>() : nullptr,
           .offsets = scan.offsets.data,
+          .state_index = scan.state_index.data,
           .initial = scan.initial,
           .final = scan.final,
           .tokens = scan.value.sizes[1],
+          .slots = scan.slots,
           .heads = static_cast<int32_t>(scan.heads),
           .columns = static_cast<int32_t>(scan.columns()),
           .values = static_cast<int32_t>(scan.values()),
           .query_scale = static_cast<float>(scan.query_scale),
           .key_scale = static_cast<float>(scan.key_scale),
           .offsets_are_wide = scan.offsets.dtype == DType::kInt64,
+          .index_is_wide = scan.state_index.dtype == DType::kInt64,
           .backwards = scan.backwards,
           .gates_values = scan.gates_values,
           .initial_is_turned = scan.initial_is_turned,
@@ -167,11 +170,13 @@ Scan forward_scan(const Forward& problem) {
           .channel_gate = problem.channel_gate,
           .decay = problem.decay,
           .offsets = problem.cu_seqlens,
+          .state_index = problem.state_index,
           .initial = problem.initial_state.is_present() ? problem.initial_state.as<const float>() : nullptr,
           .final = problem.final_state.is_present() ? problem.final_state.as<float>() : nullptr,
           .query_scale = problem.scale,
           .heads = sizes.heads,
-          .sequences = sizes.sequences};
+          .sequences = sizes.sequences,
+          .slots = problem.state_index.is_present() ? problem.initial_state.sizes[0] : 0};
 }
 
 BackwardScans backward_scans(const Backward& problem, const TensorView& grad_query, const TensorView& grad_key) {

@@ -10,11 +10,11 @@ namespace kernel_pytorch::linear_attention {
 
 struct Scan {
   TensorView query{}, key{}, value{}, output{};  // [batch, tokens, heads or a divisor, size]
-  TensorView gate{}, channel_gate{}, decay{}, offsets{};
+  TensorView gate{}, channel_gate{}, decay{}, offsets{}, state_index{};
   const float* initial = nullptr;
   float* final = nullptr;
   double query_scale = 1, key_scale = 1;
-  int64_t heads = 0, sequences = 0;
+  int64_t heads = 0, sequences = 0, slots = 0;  // slots: of a pool, which state_index picks from
   bool backwards = false, gates_values = false, initial_is_turned = false, final_is_turned = false;
 
   int64_t columns() const { return query.sizes[3]; }

@@ -18,14 +18,15 @@ struct ScanTensor {
 
 struct ScanArguments {
   ScanTensor query, key, value, output, gate, channel_gate;
-  const float* decay;   // of each head; null: none
-  const void* offsets;  // of packed sequences; null: a batch
+  const float* decay;       // of each head; null: none
+  const void* offsets;      // of packed sequences; null: a batch
+  const void* state_index;  // of the steps' kernel alone; null: states lie as sequences do
   const float* initial;
   float* final;
-  int64_t tokens;
+  int64_t tokens, slots;
   int32_t heads, columns, values;  // of the state
   float query_scale, key_scale;
-  bool offsets_are_wide, backwards;
+  bool offsets_are_wide, index_is_wide, backwards;
   bool gates_values;                        // channel gates are of the state's values, else of its columns
   bool initial_is_turned, final_is_turned;  // stored [values, columns]
 };

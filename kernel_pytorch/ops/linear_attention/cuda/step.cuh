@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kStepThreads, 2) scan_by_steps(const __grid_co
   constexpr int kColumns = 32 * kVector;
   __shared__ float partial[2][kStepWarps][kColumns];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.x % arguments.heads;
-  const int64_t sequence = blockIdx.x / arguments.heads, index = blockIdx.x;
+  const int64_t sequence = blockIdx.x / arguments.heads;
   const Span span = span_of(arguments, sequence);
   const int first_row = warp * kRows, column = (blockIdx.y * 32 + lane) * kVector;
   const bool has_column = column < arguments.values;
@@ -94,7 +94,14 @@ __global__ void __launch_bounds__(kStepThreads, 2) scan_by_steps(const __grid_co
   if (count > 0) next = read_token<T, kRows, kVector>(arguments, span.batch, token_at(0), head, row, column);
   float state[kRows][kVector];
   const int rows = has_column ? arguments.columns - first_row : 0;  // that this thread has; kRows at most
-  const bool has_initial = arguments.initial != nullptr;
+  int64_t slot = sequence;
+  bool has_slot = true;
+  if (arguments.state_index != nullptr) {
+    slot = index_at(arguments.state_index, arguments.index_is_wide, sequence);
+    has_slot = slot >= 0 && slot < arguments.slots;
+  }
+  const int64_t index = slot * arguments.heads + head;
+  const bool has_initial = arguments.initial != nullptr && has_slot;
   const float* from = arguments.initial;
   if (has_initial) from += state_place(arguments, index, first_row, column, arguments.initial_is_turned);
 #pragma unroll
@@ -135,7 +142,7 @@ __global__ void __launch_bounds__(kStepThreads, 2) scan_by_steps(const __grid_co
       row_of<Out>(arguments.output, span.batch, token_at(i), head)[own] = tile::from_float<Out>(sum);
     }
   }
-  if (arguments.final == nullptr) return;
+  if (arguments.final == nullptr || !has_slot) return;
   float* to = arguments.final + state_place(arguments, index, first_row, column, arguments.final_is_turned);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {

@@ -18,36 +18,13 @@ Checks check_beta(const Problem& problem, Device device) {
   return checks;
 }
 
-// On a GPU the kernel skips a slot outside the pool.
-void check_slots(const Forward& problem, const Context& context) {
-  if (!problem.state_index.is_present() || context.device().kind != DeviceKind::kCpu) return;
-  const int64_t slots = problem.initial_state.sizes[0];
-  for (int64_t i = 0; i < problem.state_index.sizes[0]; ++i) {
-    const int64_t slot = slot_of(problem, i);
-    KP_CHECK(slot >= -1 && slot < slots, kOp, ": state_index[", i, "] is ", slot, ", the pool has ", slots,
-             " states; name one of them, or -1 for none");
-  }
-}
-
 }  // namespace
 
 void check(const Forward& problem, Device device) {
   const Checks checks = check_beta(problem, device);
   const Sizes sizes(problem);
   const DType dtype = problem.query.dtype, state = statistic_type(dtype);
-  int64_t states = sizes.sequences;
-  if (problem.state_index.is_present()) {
-    checks.shape("state_index", problem.state_index, {sizes.sequences});
-    const DType type = problem.state_index.dtype;
-    KP_CHECK(type == DType::kInt32 || type == DType::kInt64, kOp, ": state_index is ", type,
-             "; convert it to int32 or int64");
-    KP_CHECK(is_contiguous(problem.state_index), kOp, ": state_index is ", problem.state_index,
-             "; it must be contiguous");
-    checks.place("initial_state", problem.initial_state, 4);
-    KP_CHECK(problem.final_state.data == problem.initial_state.data, kOp,
-             ": state_index is given, but initial_state is not written in place; use the form that does");
-    states = problem.initial_state.sizes[0];
-  }
+  const int64_t states = check_pool(checks, problem);
   KP_CHECK(problem.output.is_present(), kOp, ": output is missing");
   checks.result("initial_state", problem.initial_state, {states, sizes.heads, sizes.columns, sizes.values}, state);
   checks.result("output", problem.output, {sizes.batch, sizes.tokens, sizes.heads, sizes.values}, dtype);
@@ -87,7 +64,7 @@ void check(const Backward& problem, Device device) {
 void forward(const Forward& arguments, Context& context) {
   check(arguments, context.device());
   check_offsets(kOp, arguments, context);
-  check_slots(arguments, context);
+  check_slots(kOp, arguments, context);
   registry::run_best(kForward, arguments, context);
 }
 

@@ -12,9 +12,7 @@
 // query and key divide those of the value, gradients of query and key have the heads of the value, tokens in no
 // sequence have output 0 and gradient 0. beta has query's type or fp32.
 //
-// With state_index, which only the form that writes in place has, initial_state is a pool [slots, heads, columns,
-// values]: sequence i reads and writes slot state_index[i]; -1 is a sequence without a state, which begins with zeros
-// and keeps none. Slots that are named twice have an undefined state.
+// state_index, a pool of states by index, is that of linear attention too.
 #pragma once
 
 #include "kernel_pytorch/base/export.h"
@@ -25,8 +23,6 @@
 namespace kernel_pytorch::linear_attention::delta {
 
 inline constexpr double kNormEpsilon = 1e-6;
-inline constexpr std::string_view kPoolShape =
-    "slots heads columns values | offsets-1 heads columns values | batch heads columns values";
 
 struct Forward {
   TensorView query{}, key{}, value{};  // last stride 1

@@ -15,6 +15,8 @@ constexpr const char* kSteps = "computes chunks; mode asks for single steps";
 constexpr const char* kGateGradients =
     "has the digits for gradients of one kind of gate, without states, cu_seqlens and grouped heads; others go step by "
     "step";
+constexpr const char* kPool =
+    "finds states in the order of sequences; state_index picks them, which the steps' kernel takes";
 constexpr const char* kFewTokens = "pays from a chunk of 64 tokens on";
 
 template <class Problem>
@@ -42,6 +44,7 @@ const char* gate_gradient_obstacle(const Backward& problem) {
 }
 
 registry::Support supports_forward(const Forward& problem, const DeviceInfo& device) {
+  if (problem.state_index.is_present()) return registry::Support::no(kPool);
   return registry::Support::unless(obstacle_of(problem, device));
 }
 registry::Support supports_backward(const Backward& problem, const DeviceInfo& device) {

@@ -11,6 +11,8 @@ namespace {
 constexpr const char* kSource = "kernel_pytorch/ops/linear_attention/sm90/split.cuh";
 constexpr const char* kTypes = "takes bf16 and fp16; others go step by step";
 constexpr const char* kSteps = "computes chunks; mode asks for single steps";
+constexpr const char* kPool =
+    "finds states in the order of sequences; state_index picks them, which the steps' kernel takes";
 constexpr const char* kFewTokens = "pays from a chunk of 64 tokens on";
 constexpr const char* kScalarGates = "leaves gradients of gates of whole tokens and of decays to other kernels";
 constexpr const char* kGatePairs =
@@ -37,6 +39,7 @@ const char* obstacle_of(const Problem& problem, const DeviceInfo& device) {
 }
 
 registry::Support supports_forward(const Forward& problem, const DeviceInfo& device) {
+  if (problem.state_index.is_present()) return registry::Support::no(kPool);
   return registry::Support::unless(obstacle_of(problem, device));
 }
 registry::Support supports_backward(const Backward& problem, const DeviceInfo& device) {

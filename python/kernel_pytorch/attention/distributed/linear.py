@@ -39,8 +39,7 @@ def context_parallel_linear_attention(
 ) -> Any:
     """functional.linear_attention of a sequence of which member i of `group` holds run i; equal to it within rounding.
 
-    Every member calls it, and goes through its gradient. Runs may have different numbers of tokens, also none. On CUDA
-    it refuses to train: linear_attention has no gradient there of the state that a run begins with.
+    Every member calls it, and goes through its gradient. Runs may have different numbers of tokens, also none.
 
     Args:
         query, key, value, gate: this member's run, as functional.linear_attention takes them.
@@ -73,12 +72,6 @@ def context_parallel_linear_attention(
     tensors = {"query": query, "key": key, "value": value, "gate": gate}
     values = value.shape[-1] + normalize
     call = _Call("context_parallel_linear_attention", tensors, options, values, initial_state, decay)
-    if query.is_cuda and call.is_shared(group) and call.wants_gradient:
-        raise RuntimeError(
-            "context_parallel_linear_attention: a gradient is wanted of tensors on CUDA, where linear_attention has "
-            "none of the state that a run begins with; call it under torch.no_grad(), compute on the CPU, or train by "
-            "functional.linear_attention on whole sequences"
-        )
     return call.results(group, run, share, return_state)
 
 
