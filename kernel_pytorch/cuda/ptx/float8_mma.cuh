@@ -1,5 +1,5 @@
-// mma.m16n8k32 of FP8: a warp multiplies a 16 x 32 by a 32 x 8 matrix into float accumulators, which hold fewer bits of
-// a sum than fp32 has. Words and accumulators lie as those of integer_mma.cuh. sm_89, PTX 8.4.
+// mma.m16n8k32 of FP8: a warp multiplies a 16 x 32 by a 32 x 8 matrix into float accumulators, which may hold fewer
+// bits of a sum than fp32 has. Words and accumulators lie as those of integer_mma.cuh. sm_89, PTX 8.4.
 #pragma once
 
 #include "kernel_pytorch/base/fixed_width.h"

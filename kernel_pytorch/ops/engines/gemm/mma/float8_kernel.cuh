@@ -1,6 +1,8 @@
 // A matrix product of FP8 codes by mma.m16n8k32, for the tensor cores of 8.9 and newer: blocks of 128 x 128, a ring of
 // stages that each thread fills by cp.async. Both operands are dense in k and their rows begin at multiples of 16
-// bytes. Two codes of a row move and multiply as one 16-bit element of other types does. sm_89.
+// bytes. Two codes of a row move and multiply as one 16-bit element of other types does. On 8.9 and 12.x the
+// instruction is the hardware's; for 9.0 and 10.0 the assembler makes two products of fp16 of it, and conversions.
+// sm_89.
 #pragma once
 
 #include "kernel_pytorch/cuda/ptx/async_copy.cuh"
