@@ -23,7 +23,7 @@ constexpr Row kTable[] = {
     {8, 6, "", "", "", "", "cuda"},
     {8, 7, "", "", "", "", "cuda"},
     {8, 9, "cuda_tiles", "cublaslt", "", "rounded", "cuda"},
-    {9, 0, "cuda_tiles", "sm90_wgmma", "sm90_wgmma", "rounded", "sm90"},
+    {9, 0, "cuda_tiles", "sm90_wgmma", "sm90_wgmma", "sm90_wgmma", "sm90"},
     {10, 0, "cuda_tiles", "cublaslt", "", "rounded", "cuda"},
     {10, 3, "cuda_tiles", "cublaslt", "", "rounded", "cuda"},
     {12, 0, "cuda_tiles", "cublaslt", "", "rounded", "cuda"},

@@ -13,10 +13,12 @@ namespace {
 
 constexpr const char* kNothing = "there is nothing to compute";
 constexpr const char* kMisaligned = "rows of a or b do not begin at multiples of 16 bytes";
+constexpr const char* kAmd = "is written in NVIDIA's mma of FP8, which AMD's GPUs have no form of";
 constexpr const char* kTooLarge = "a size is 2^30 or more, or there are more than eight million rows";
 
 registry::Support supports(const Product& problem, const DeviceInfo& device) {
   if (const char* obstacle = float8_obstacle(device)) return registry::Support::no(obstacle);
+  if (device.is_amd()) return registry::Support::no(kAmd);
   const int64_t m = problem.a.sizes[0], n = problem.b.sizes[0], k = problem.a.sizes[1];
   if (std::min({m, n, k}) == 0) return registry::Support::no(kNothing);
   if (!has_aligned_rows(problem.a) || !has_aligned_rows(problem.b)) return registry::Support::no(kMisaligned);
