@@ -16,14 +16,14 @@ struct Row {
   int major, minor;
   const char *quantize, *scaled_matmul, *scaled_grouped_matmul, *attention_fp8, *paged_e4m3;  // "": refused
 };
-// "cublaslt": that where the library is there, else "cuda_tile".
+// "cublaslt": that where the library is there, else "cuda_mma".
 constexpr Row kTable[] = {
     {7, 5, "", "", "", "", ""},
     {8, 0, "", "", "", "", "cuda"},
     {8, 6, "", "", "", "", "cuda"},
     {8, 7, "", "", "", "", "cuda"},
     {8, 9, "cuda_tiles", "cublaslt", "", "rounded", "cuda"},
-    {9, 0, "cuda_tiles", "sm90_wgmma", "sm90_wgmma", "rounded", "sm90"},
+    {9, 0, "cuda_tiles", "sm90_wgmma", "sm90_wgmma", "sm90_wgmma", "sm90"},
     {10, 0, "cuda_tiles", "cublaslt", "", "rounded", "cuda"},
     {10, 3, "cuda_tiles", "cublaslt", "", "rounded", "cuda"},
     {12, 0, "cuda_tiles", "cublaslt", "", "rounded", "cuda"},
@@ -65,10 +65,10 @@ TEST(Float8Capabilities, EveryOpOnEveryCapability) {
     const std::string product = row.scaled_matmul;
     EXPECT_EQ(chosen("quantize", {256, 512}, {}, device), row.quantize) << place;
     EXPECT_EQ(chosen("scaled_matmul", {256, 512, 1024}, {}, device),
-              product == "cublaslt" && !has_vendor ? "cuda_tile" : product)
+              product == "cublaslt" && !has_vendor ? "cuda_mma" : product)
         << place;
     EXPECT_EQ(chosen("scaled_matmul", {256, 512, 1024}, {{"scale_a", "1x128"}, {"scale_b", "128x128"}}, device),
-              product == "cublaslt" ? "cuda_tile" : product)
+              product == "cublaslt" ? "cuda_mma" : product)
         << place;
     EXPECT_EQ(chosen("scaled_grouped_matmul", {256, 512, 1024, 4}, {}, device), row.scaled_grouped_matmul) << place;
     EXPECT_EQ(chosen("attention_fp8_forward", {1, 2, 256, 128}, {}, device), row.attention_fp8) << place;

@@ -48,6 +48,7 @@ std::string text_of(double seconds) {
 }
 
 constexpr std::string_view kTensorCoreKernel = "sm90_wgmma";  // the one whose rates are known
+constexpr std::string_view kOtherTensorCoreKernel = "cuda_mma";
 constexpr int64_t kCodesPerVector = 16;
 
 using Options = std::vector<std::pair<std::string, std::string>>;
@@ -140,6 +141,11 @@ Float8Plan plan_float8(const LinearShape& shape, Recipe recipe, const DeviceInfo
             .reason = concat("rows of ", shape.in_features, " and ", shape.out_features, " codes are no multiples of ",
                              kCodesPerVector,
                              " bytes: codes are padded to them, and what such products reach was not measured")};
+  }
+  if (step.kernel == kOtherTensorCoreKernel) {
+    return {.runs = true,
+            .kernel = step.kernel,
+            .reason = concat(place_of(device), " multiplies codes by ", step.kernel, ", whose speed was not measured")};
   }
   if (step.kernel != kTensorCoreKernel) {
     return {.runs = true,

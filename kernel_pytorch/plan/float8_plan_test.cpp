@@ -19,7 +19,7 @@ DeviceInfo gpu(int major, int minor) {
 }
 
 // What each capability does with a layer that pays on an H200. Only 9.0 has the instructions of sm90_wgmma; FP8
-// conversions begin with 8.9.
+// conversions and mma begin with 8.9.
 struct Expected {
   int major, minor;
   bool runs, pays;
@@ -31,12 +31,12 @@ constexpr Expected kCapabilities[] = {
     {8, 0, false, false, "", "needs compute capability 8.9"},
     {8, 6, false, false, "", "needs compute capability 8.9"},
     {8, 7, false, false, "", "needs compute capability 8.9"},
-    {8, 9, true, false, "cuda_tile", "a GPU of compute capability 8.9 has no product of FP8 here"},
+    {8, 9, true, false, "cuda_mma", "a GPU of compute capability 8.9 multiplies codes by cuda_mma"},
     {9, 0, true, true, "sm90_wgmma", "in FP8"},
-    {10, 0, true, false, "cuda_tile", "a GPU of compute capability 10.0 has no product of FP8 here"},
-    {10, 3, true, false, "cuda_tile", "not for speed"},
-    {12, 0, true, false, "cuda_tile", "not for speed"},
-    {12, 1, true, false, "cuda_tile", "not for speed"},
+    {10, 0, true, false, "cuda_mma", "a GPU of compute capability 10.0 multiplies codes by cuda_mma"},
+    {10, 3, true, false, "cuda_mma", "was not measured"},
+    {12, 0, true, false, "cuda_mma", "was not measured"},
+    {12, 1, true, false, "cuda_mma", "was not measured"},
 };
 
 TEST(Float8Plan, SaysWhatRunsOnEveryCapability) {
@@ -67,7 +67,7 @@ TEST(Float8Plan, OddSizesRunToo) {
     }
   }
   EXPECT_EQ(plan_float8({100, 4096, 1000}, Recipe::kDelayed, gpu(9, 0)).kernel, "sm90_wgmma");
-  EXPECT_EQ(plan_float8({100, 4096, 1001}, Recipe::kDelayed, gpu(9, 0)).kernel, "cuda_tile");
+  EXPECT_EQ(plan_float8({100, 4096, 1001}, Recipe::kDelayed, gpu(9, 0)).kernel, "cuda_mma");
 }
 
 TEST(Float8Plan, SaysWhichLayersPay) {

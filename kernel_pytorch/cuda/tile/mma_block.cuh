@@ -35,6 +35,36 @@ class MmaBlock {
     }
   }
 
+  // Adds the sums of `part`, each times the scales of its row and of its column in the block, and clears them.
+  template <class OfRow, class OfColumn>
+  __device__ __forceinline__ void add_scaled(MmaBlock& part, const OfRow& of_row, const OfColumn& of_column) {
+    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+    float of_columns[4][2];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        of_columns[j][side] = of_column(warp % 4 * 32 + 8 * j + lane % 4 * 2 + side);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float scale = of_row(warp / 4 * 64 + 16 * i + lane / 4 + 8 * half);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+#pragma unroll
+          for (int side = 0; side < 2; ++side) {
+            float& sum = part.sums_[i][j][2 * half + side];
+            sums_[i][j][2 * half + side] += sum * (scale * of_columns[j][side]);
+            sum = 0.0f;
+          }
+        }
+      }
+    }
+  }
+
   // Rows [64 * half, 64 * half + 64) of the sums.
   __device__ __forceinline__ void store(float (&finished)[64][128], int half) const {
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);

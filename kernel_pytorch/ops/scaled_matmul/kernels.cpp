@@ -74,7 +74,7 @@ constexpr const char* kShapes = R"(
 
 constinit const registry::Operation<Product> kProduct = registry::declared<Product, kFields, flops>(
     {.name = "scaled_matmul",
-     .kernels = registry::kernel_list<kSm90, kCublasLt, kTile, kCpu, kReference>,
+     .kernels = registry::kernel_list<kSm90, kCublasLt, kCudaMma, kTile, kCpu, kReference>,
      .describe = describe,
      .precision = precision,
      .request = {.shape = "m n k", .type_of = "output", .options = "a b scale_a scale_b padded"},

@@ -11,7 +11,7 @@ namespace kernel_pytorch::scaled_matmul {
 void check(Product& problem, Device device);
 
 extern const registry::Operation<Product> kProduct;
-extern const registry::Kernel<Product> kSm90, kTile, kCublasLt, kCpu, kReference;
+extern const registry::Kernel<Product> kSm90, kCublasLt, kCudaMma, kTile, kCpu, kReference;
 
 inline constexpr int64_t kBlock = 128;
 

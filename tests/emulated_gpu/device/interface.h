@@ -72,6 +72,8 @@ void emulated_stmatrix(unsigned address, const unsigned* values, int transposed)
 unsigned emulated_movmatrix(unsigned value);
 enum EmulatedType { kEmulatedBf16, kEmulatedF16, kEmulatedE4M3, kEmulatedE5M2, kEmulatedTf32 };
 void emulated_mma(EmulatedType type, float* sum, const unsigned* a, unsigned b0, unsigned b1);
+void emulated_float8_mma(EmulatedType type_a, EmulatedType type_b, float* sum, const unsigned* a, unsigned b0,
+                         unsigned b1);
 void emulated_integer_mma(int* sum, const unsigned* a, unsigned b0, unsigned b1);
 void emulated_double_mma(double* sum, const double* a, double b, int rows);  // 8 or 16
 

@@ -107,6 +107,32 @@ bool act_integer_mma(Warp& warp, unsigned) {
   return true;
 }
 
+// m16n8k32 of FP8: bytes lie as those of integers.
+struct Float8Mma {
+  float* sum;
+  const unsigned* a;
+  unsigned b[2];
+  EmulatedType type_a, type_b;
+};
+
+bool act_float8_mma(Warp& warp, unsigned) {
+  float a[16][32], b[8][32];
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    const Float8Mma& own = operand_of<Float8Mma>(warp, lane);
+    const unsigned line = lane / 4, first = lane % 4 * 4;
+    for (unsigned i = 0; i < 4; ++i) widen(own.type_a, &own.a[i], 4, &a[line + i % 2 * 8][first + i / 2 * 16]);
+    for (unsigned i = 0; i < 2; ++i) widen(own.type_b, &own.b[i], 4, &b[line][first + i * 16]);
+  }
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    const Float8Mma& own = operand_of<Float8Mma>(warp, lane);
+    for (unsigned i = 0; i < 4; ++i) {
+      const unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+      for (int k = 0; k < 32; ++k) own.sum[i] += a[row][k] * b[column][k];
+    }
+  }
+  return true;
+}
+
 // m8n8k4 and m16n8k4 of doubles; products are added without being rounded first.
 struct DoubleMma {
   double* sum;
@@ -208,6 +234,12 @@ unsigned emulated_movmatrix(unsigned value) {
 void emulated_integer_mma(int* sum, const unsigned* a, unsigned b0, unsigned b1) {
   IntegerMma mma{sum, a, {b0, b1}};
   meet(kFullMask, "mma.sync", &mma, act_integer_mma);
+}
+
+void emulated_float8_mma(EmulatedType type_a, EmulatedType type_b, float* sum, const unsigned* a, unsigned b0,
+                         unsigned b1) {
+  Float8Mma mma{sum, a, {b0, b1}, type_a, type_b};
+  meet(kFullMask, "mma.sync", &mma, act_float8_mma);
 }
 
 void emulated_double_mma(double* sum, const double* a, double b, int rows) {

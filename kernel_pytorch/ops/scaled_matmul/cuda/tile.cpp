@@ -1,11 +1,11 @@
 // Host side of the plain FP8 product on CUDA: codes are decoded to fp32, in which their products are exact. Takes what
-// the tensor cores' kernel does not: any strides, any bias.
+// the tensor cores' kernels do not: any strides, and k = 0.
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include "kernel_pytorch/ops/engines/gemm/tile/host.h"
-#include "kernel_pytorch/ops/scaled_matmul/operation.h"
+#include "kernel_pytorch/ops/scaled_matmul/cuda/tile_arguments.h"
 #include "kernel_pytorch/ops/support/cuda_support.h"
 
 namespace kernel_pytorch::scaled_matmul {
@@ -21,32 +21,10 @@ registry::Support supports_tile(const Product& problem, const DeviceInfo& device
   return is_large ? registry::Support::no(kTooLarge) : registry::Support::yes();
 }
 
-product::TileScale tile_scale(const TensorView& scale, int64_t rows) {
-  const ScaleLayout layout(scale, rows);
-  return {.data = layout.data,
-          .row = layout.row_stride,
-          .block = layout.block_stride,
-          .rows_each = static_cast<int32_t>(layout.rows_each)};
-}
-
 void run_tile(const Product& problem, int, Context& context) {
   static const std::string kLabel = "scaled_matmul tile";
-  const int64_t m = problem.a.sizes[0], n = problem.b.sizes[0];
-  if (m == 0 || n == 0) return;
-  product::TileArguments arguments{};
-  arguments.a = {.data = problem.a.data, .batch = 0, .outer = problem.a.strides[0], .inner = 1};
-  arguments.b = {.data = problem.b.data, .batch = 0, .outer = problem.b.strides[0], .inner = 1};
-  arguments.scale_a = tile_scale(problem.scale_a, m);
-  arguments.scale_b = tile_scale(problem.scale_b, n);
-  arguments.m = static_cast<int32_t>(m);
-  arguments.n = static_cast<int32_t>(n);
-  arguments.k = static_cast<int32_t>(problem.a.sizes[1]);
-  arguments.alpha = 1;
-  arguments.kind = pointwise::Kind::kIdentity;
-  arguments.bias = product::tile_matrix(problem.bias);
-  arguments.output = product::tile_matrix(problem.output);
-  arguments.output_scale = problem.output_scale.is_present() ? problem.output_scale.as<const float>() : nullptr;
-  arguments.amax = problem.amax.is_present() ? problem.amax.as<float>() : nullptr;
+  if (problem.a.sizes[0] == 0 || problem.b.sizes[0] == 0) return;
+  product::TileArguments arguments = tile_arguments(problem);
   product::tile_launch({problem.a.dtype, problem.b.dtype, kPerThread, is_blocked(problem)}, 1, arguments, context,
                        kLabel);
 }

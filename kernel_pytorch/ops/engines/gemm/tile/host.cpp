@@ -13,6 +13,7 @@ namespace {
 constexpr const char* kTileSource = "kernel_pytorch/ops/engines/gemm/tile/kernel.cuh";
 constexpr const char* kMmaSource = "kernel_pytorch/ops/engines/gemm/mma/kernel.cuh";
 constexpr const char* kFloatSource = "kernel_pytorch/ops/engines/gemm/mma/float_kernel.cuh";
+constexpr const char* kFloat8Source = "kernel_pytorch/ops/engines/gemm/mma/float8_kernel.cuh";
 constexpr const char* kDoubleSource = "kernel_pytorch/ops/engines/gemm/mma/double_kernel.cuh";
 constexpr const char* kGroupedSource = "kernel_pytorch/ops/engines/gemm/tile/grouped.cuh";
 constexpr int64_t kMaximumGrid = 65535;  // in y and z
@@ -121,6 +122,25 @@ void mma_launch(const MmaVariant& variant, int64_t batch, TileArguments& argumen
   CUkern_st* kernel = kernels.get(entry, context, [&] { return mma_code(variant); });
   launch_tiles(kernel, {kMmaEdge, kMmaEdge}, kMmaSharedBytes, variant.dtype, variant.dtype, batch, arguments, context,
                label);
+}
+
+DeviceCode float8_code(const Float8Variant& variant) {
+  return {.source = kFloat8Source,
+          .entry = concat("kernel_pytorch::product::float8_product<", tile_type_name(variant.a), ", ",
+                          tile_type_name(variant.b), ", ", bool_name(variant.promotes), ">"),
+          .minimum_capability = 89,
+          .architecture_specific = false};
+}
+
+uint64_t float8_source_hash() {
+  return jit::source_hash(kFloat8Source);
+}
+
+void float8_launch(const Float8Variant& variant, TileArguments& arguments, Context& context, const std::string& label) {
+  static KernelTable<8> kernels;
+  const int entry = (variant.a == DType::kFloat8E5M2) * 4 + (variant.b == DType::kFloat8E5M2) * 2 + variant.promotes;
+  CUkern_st* kernel = kernels.get(entry, context, [&] { return float8_code(variant); });
+  launch_tiles(kernel, {kMmaEdge, kMmaEdge}, kFloat8SharedBytes, variant.a, variant.b, 1, arguments, context, label);
 }
 
 DeviceCode float_code(const FloatVariant& variant) {

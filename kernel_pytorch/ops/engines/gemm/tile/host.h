@@ -35,6 +35,16 @@ uint64_t mma_source_hash();
 void mma_launch(const MmaVariant& variant, int64_t batch, TileArguments& arguments, Context& context,
                 const std::string& label);
 
+// By mma of FP8, for codes dense in k whose rows begin at multiples of 16 bytes. Promotes: sums leave the tensor cores'
+// accumulators every 128 of k, and meet the scales of that block there.
+struct Float8Variant {
+  DType a, b;
+  bool promotes;
+};
+DeviceCode float8_code(const Float8Variant& variant);
+uint64_t float8_source_hash();
+void float8_launch(const Float8Variant& variant, TileArguments& arguments, Context& context, const std::string& label);
+
 // fp32 by mma of tf32, for rows that begin at multiples of 16 bytes: three products of split operands, or (once) one of
 // operands cut off. Blocks are edge x edge, 128 or 64.
 struct FloatVariant {

@@ -26,6 +26,14 @@ inline constexpr int kMmaOperandBytes = kMmaEdge * (kMmaDepth * 2 + 16);
 inline constexpr int kMmaSharedBytes = kMmaStages * 2 * kMmaOperandBytes;
 static_assert(kMmaSharedBytes >= kTileRowsAtOnce * kMmaEdge * 4);
 
+// FP8 by mma (mma/float8_kernel.cuh): the same blocks; four stages fit into the 99 KiB of 8.9 and 12.x.
+inline constexpr int kFloat8Depth = 64;
+inline constexpr int kFloat8Stages = 4;
+inline constexpr int kFloat8OperandBytes = kMmaEdge * (kFloat8Depth + 16);
+inline constexpr int kFloat8SharedBytes = kFloat8Stages * 2 * kFloat8OperandBytes;
+static_assert(kFloat8SharedBytes <= 99 * 1024 && kFloat8SharedBytes >= kTileRowsAtOnce * kMmaEdge * 4);
+static_assert(kTileScaleBlock % kFloat8Depth == 0);
+
 // fp32 by mma of tf32 (mma/float_kernel.cuh): blocks of edge x edge. Four stages of 128 fit into the 99 KiB of 8.6, 8.9
 // and 12.x.
 inline constexpr int kFloatDepth = 16;
