@@ -17,8 +17,8 @@ inline product::TileScale tile_scale(const TensorView& scale, int64_t rows) {
 inline product::TileArguments tile_arguments(const Product& problem) {
   const int64_t m = problem.a.sizes[0], n = problem.b.sizes[0];
   product::TileArguments arguments{};
-  arguments.a = {.data = problem.a.data, .batch = 0, .outer = problem.a.strides[0], .inner = 1};
-  arguments.b = {.data = problem.b.data, .batch = 0, .outer = problem.b.strides[0], .inner = 1};
+  arguments.a = {.data = problem.a.data, .batch = 0, .outer = problem.a.strides[0], .inner = 1, .pair = 0};
+  arguments.b = {.data = problem.b.data, .batch = 0, .outer = problem.b.strides[0], .inner = 1, .pair = 0};
   arguments.scale_a = tile_scale(problem.scale_a, m);
   arguments.scale_b = tile_scale(problem.scale_b, n);
   arguments.m = static_cast<int32_t>(m);
