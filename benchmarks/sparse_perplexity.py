@@ -34,12 +34,12 @@ RATIOS = (0.5, 0.75, 0.9)
 HEAD_SIZE = 32
 
 
-def corpus(device: torch.device) -> tuple[Tensor, Tensor]:
-    """The bytes to train on and those held out, files in the order of their names."""
+def corpus(device: torch.device, root: Path = ROOT) -> tuple[Tensor, Tensor]:
+    """The bytes to train on and those held out, of a folder's documents and sources in the order of their names."""
     files = sorted(
         path
         for pattern in ("*.md", "docs/**/*.md", "python/**/*.py", "kernel_pytorch/**/*.h", "kernel_pytorch/**/*.c*")
-        for path in ROOT.glob(pattern)
+        for path in root.glob(pattern)
         if path.is_file()
     )
     parts = [

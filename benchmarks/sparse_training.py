@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as torch_functional
 from kernel_pytorch.attention import DynamicSparseAttention, NativeSparseAttention
 from kernel_pytorch.functional import attention, rope
-from sparse_perplexity import HEAD_SIZE, Transformer, batches, corpus, train
+from sparse_perplexity import HEAD_SIZE, ROOT, Transformer, batches, corpus, train
 from table import print_and_store
 from torch import Tensor, nn
 from torch_norms import describe_machine
@@ -227,11 +227,12 @@ def main() -> int:
     parser.add_argument("--held-out", type=int, default=24, help="sequences of the perplexities")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--limit", type=float, default=1.0, help="percent that `native` may cost")
+    parser.add_argument("--text", type=Path, default=ROOT, help="a folder with documents and sources to train on")
     parser.add_argument("--state", type=Path, help="a folder: what is done so far")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    data, held_out = corpus(torch.device("cpu"))
+    data, held_out = corpus(torch.device("cpu"), options.text)
     rows = batches(held_out, 1, options.held_out, options.length, seed=3)(0)
     settings = {n: getattr(options, n) for n in ("steps", "dim", "layers", "length", "batch", "rate", "held_out")}
     text = hashlib.sha256(data.numpy().tobytes() + held_out.numpy().tobytes()).hexdigest()[:16]

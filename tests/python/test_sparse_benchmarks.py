@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -72,7 +73,15 @@ def test_perplexity_of_every_pattern(tmp_path):
 
 def test_perplexity_of_models_trained_sparse(tmp_path):
     sizes = ["--steps", "6", "--dim", "32", "--layers", "1", "--length", "2048", "--held-out", "2", "--seeds", "1"]
-    state = ["--threads", "1", "--limit", "1000", "--state", str(tmp_path / "state")]
+    # A text of its own: on this project's files figures would change with every commit, by up to 3 % after six steps.
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefghijklmnopqrst", k=draw.randint(2, 9))) for _ in range(200)]
+    text = tmp_path / "text"
+    text.mkdir()
+    for i in range(40):
+        lines = (" ".join(draw.choices(words, k=12)) for _ in range(200))
+        (text / f"{i:02}.md").write_text("\n".join(lines))
+    state = ["--threads", "1", "--limit", "1000", "--state", str(tmp_path / "state"), "--text", str(text)]
     results = run(tmp_path, "sparse_training.py", *sizes, *state)["results"]
     assert {one["selection"]: one["far_bytes"] > 0 for one in results} == dict.fromkeys(
         ("dense", "native", "window", "dynamic", "dynamic, blocks of 8"), True
@@ -81,8 +90,7 @@ def test_perplexity_of_models_trained_sparse(tmp_path):
     assert dense["selection"] == "dense" and dense["left_out"] == 0 and dense["perplexity"] < 0.8 * 256
     for one in results[1:]:
         assert 0.8995 < one["left_out"] < 0.91, one
-        # Six steps on this project's own files, so that the figures change with them: 1 to 3 % apart.
-        assert one["perplexity"] == pytest.approx(dense["perplexity"], rel=0.06), one
+        assert one["perplexity"] == pytest.approx(dense["perplexity"], rel=0.03), one
         assert one["perplexity"] != dense["perplexity"], one  # it is another attention
     again = run(tmp_path, "sparse_training.py", *sizes, *state)["results"]
     assert again == results  # read, not trained anew
